@@ -13,7 +13,7 @@ use crate::options::WriteOptions;
 use crate::recycled_tables::recycled_bytes_max;
 use crate::write::commit::log_room;
 use crate::write::manifest_writer::ManifestWriter;
-use crate::write::writer::may_be_written_over;
+use crate::write::obsolete::may_be_written_over;
 
 /// The file that replaces CURRENT ([`Dir::replace_small`]).
 pub(crate) const CURRENT_DRAFT: &str = "CURRENT.dbtmp";

@@ -28,38 +28,38 @@ use crate::open::recovery_plan::RecoveryPlan;
 use crate::table::Table;
 use crate::version::{Family, Version};
 use crate::write::flush::{self, Flushed};
-use crate::write::job::{Job, Made, unmake};
+use crate::write::job::{Job, Made, remove_made};
 use crate::write::pace::Pace;
-use crate::write::writer::{Generation, Inner};
+use crate::write::state::{Generation, WriteState};
 
 /// Turns the logs into tables. Suspends for the disk.
 ///
 /// # Errors
 /// [`Kind::Full`] if the tables of a log do not fit: the unfinished tables are removed, and logs
 /// that are in no table stay unchanged.
-pub(crate) async fn to_tables(inner: &Inner, logs: &RecoveryPlan) -> Result<()> {
+pub(crate) async fn to_tables(writes: &WriteState, logs: &RecoveryPlan) -> Result<()> {
     let job = Job {
-        core: inner.core.clone(),
-        dir: inner.dir.clone(),
-        db: inner.db.clone(),
-        compression: inner.options.compression,
+        core: writes.core.clone(),
+        dir: writes.dir.clone(),
+        db: writes.db.clone(),
+        compression: writes.options.compression,
         made: Made::default(),
     };
     let mut pieces = Pieces {
-        inner,
-        version: inner.db.version(),
-        first_log: Cell::new(inner.db.0.manifest.min_log_number_to_keep),
-        last_sequence: Cell::new(inner.db.0.manifest.last_sequence),
+        writes,
+        version: writes.db.version(),
+        first_log: Cell::new(writes.db.0.manifest.min_log_number_to_keep),
+        last_sequence: Cell::new(writes.db.0.manifest.last_sequence),
         keys: Cell::new(0),
         tables: RefCell::default(),
         job,
         is_tight: false,
     };
-    let half = Some(inner.db.options().recovered_bytes as u64 / 2);
+    let half = Some(writes.db.options().recovered_bytes as u64 / 2);
     let mut rest = RecoveryPlan { border_bytes: half, ..logs.clone() };
-    let mut state = inner.db.0.manifest.clone();
+    let mut state = writes.db.0.manifest.clone();
     while let Err(error) = pieces.of(&rest, &state).await {
-        unmake(&inner.dir, pieces.job.made.take().into_iter()).await;
+        remove_made(&writes.dir, pieces.job.made.take().into_iter()).await;
         pieces.tables.take();
         // Earlier logs are in tables.
         rest.logs.retain(|log| log.number >= pieces.first_log.get());
@@ -67,13 +67,13 @@ pub(crate) async fn to_tables(inner: &Inner, logs: &RecoveryPlan) -> Result<()> 
             return Err(error);
         }
         if pieces.is_tight {
-            return Err(no_room(inner, &rest, &error));
+            return Err(no_room(writes, &rest, &error));
         }
         state.min_log_number_to_keep = pieces.first_log.get();
         state.last_sequence = state.last_sequence.max(pieces.last_sequence.get());
         pieces.is_tight = true;
         rest.border_bytes = Some(0);
-        inner.remove_spares().await;
+        writes.remove_recycled().await;
     }
     tracing::info!(
         bytes = logs.log_bytes(),
@@ -83,16 +83,16 @@ pub(crate) async fn to_tables(inner: &Inner, logs: &RecoveryPlan) -> Result<()> 
 }
 
 /// The error when tables of the first log do not fit.
-fn no_room(inner: &Inner, rest: &RecoveryPlan, error: &Error) -> Error {
+fn no_room(writes: &WriteState, rest: &RecoveryPlan, error: &Error) -> Error {
     let first = rest.logs.first();
     Error::new(
         Kind::Full,
         format!(
             "{}: cannot recover {} MiB of write-ahead logs: they exceed the {} MiB of memory for this, and the \
              disk is full: {error}. Free {} bytes on this disk, or raise --memory",
-            inner.dir.path().display(),
+            writes.dir.path().display(),
             rest.log_bytes() >> 20,
-            inner.db.options().recovered_bytes >> 20,
+            writes.db.options().recovered_bytes >> 20,
             first.map_or(0, |log| log.size_bytes),
         ),
     )
@@ -100,7 +100,7 @@ fn no_room(inner: &Inner, rest: &RecoveryPlan, error: &Error) -> Error {
 
 /// The progress of the conversion.
 struct Pieces<'a> {
-    inner: &'a Inner,
+    writes: &'a WriteState,
     job: Job,
     version: Arc<Version>,
     /// The first log that is needed, by the MANIFEST.
@@ -118,7 +118,7 @@ struct Pieces<'a> {
 impl Pieces<'_> {
     /// Makes tables of these logs, which begin after everything that is in tables.
     async fn of(&self, logs: &RecoveryPlan, state: &ManifestState) -> Result<()> {
-        let (inner, options) = (self.inner, self.inner.db.options());
+        let (writes, options) = (self.writes, self.writes.db.options());
         // The opening has already reported them.
         let mut warnings = Vec::new();
         let before = self.keys.get();
@@ -132,15 +132,15 @@ impl Pieces<'_> {
                 None => return Ok(()),
             }
             if self.is_tight {
-                inner.remove_spares().await;
+                writes.remove_recycled().await;
             }
             Ok(())
         };
-        let (core, dir) = (&inner.core, &inner.dir);
+        let (core, dir) = (&writes.core, &writes.dir);
         let rest = recover::logs(core, dir, logs, state, options, &mut warnings, piece);
         let rest = rest.await?;
         self.write(rest.memtables).await?;
-        self.install(inner.db.new_number(), rest.last_sequence, counted(rest.keys)).await
+        self.install(writes.db.new_number(), rest.last_sequence, counted(rest.keys)).await
     }
 
     /// Makes tables of a piece.
@@ -162,10 +162,10 @@ impl Pieces<'_> {
     /// Replaces the logs below `next_log`, which end with `last_sequence`, with the tables. All
     /// logs so far change the number of keys by `keys`.
     async fn install(&self, next_log: u64, last_sequence: u64, keys: Option<i64>) -> Result<()> {
-        let inner = self.inner;
-        inner.sync_names().await?;
+        let writes = self.writes;
+        writes.sync_names().await?;
         // Only a replay of both logs detects a gap between them.
-        let keys = inner.db.keys().and(keys);
+        let keys = writes.db.keys().and(keys);
         let change = keys.and_then(|keys| keys.checked_sub(self.keys.get()));
         let covered = Generation {
             mems: Vec::new(),
@@ -186,11 +186,11 @@ impl Pieces<'_> {
         let all = served.map(flushed).collect();
         // If it is unknown whether the MANIFEST names them, they must not be removed.
         self.job.made.take();
-        flush::install(inner, &covered, all, true).await?;
+        flush::install(writes, &covered, all, true).await?;
         self.first_log.set(next_log);
         self.last_sequence.set(last_sequence);
         self.keys.set(keys.unwrap_or(0));
-        inner.remove_logs(next_log).await;
+        writes.remove_logs(next_log).await;
         Ok(())
     }
 }

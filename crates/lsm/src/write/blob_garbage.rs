@@ -1,14 +1,14 @@
-//! What nothing refers to any more in blob files, as RocksDB counts it.
+//! Garbage in blob files: values that nothing refers to any more, as RocksDB counts them.
 //!
-//! A merge meters the references that come in and those that go out, for each blob file: their
-//! number, and the bytes of their records. The difference is garbage, and goes into the MANIFEST's
-//! record that puts the new tables in the place of the old. RocksDB drops a blob file that is all
+//! For each blob file, a merge counts the references in its inputs and in its outputs: their
+//! number, and the bytes of their records. The difference is garbage. It goes into the MANIFEST's
+//! record that replaces the old tables by the new ones. RocksDB drops a blob file that is all
 //! garbage.
 //!
-//! What must hold: the garbage of a file never exceeds what the file has, and is not all of it
-//! while a table is linked to the file. RocksDB 7.8 does not open such a database, and 9.8 opens it
-//! *empty* and deletes its files. So what is recorded is checked against the MANIFEST's own state,
-//! and too little is recorded rather than too much: then the file only lives longer.
+//! What must hold: the garbage of a file never exceeds the file's values, and is not all of them
+//! while a table is linked to the file. RocksDB 7.8 does not open a database that breaks this, and
+//! 9.8 opens it *empty* and deletes its files. So the garbage is checked against the MANIFEST's
+//! state. Rather too little is recorded than too much: then the file only lives longer.
 
 use std::collections::BTreeMap;
 
@@ -17,25 +17,25 @@ use rocksfmt::{
     VersionEdit,
 };
 
-/// References to one blob file, more in than out.
+/// References to one blob file: those in inputs minus those in outputs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Balance {
     count: i64,
     bytes: i64,
 }
 
-/// See the module text.
+/// Counts the references of a merge, by blob file.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct BlobMeter(BTreeMap<u64, Balance>);
 
 impl BlobMeter {
-    /// An entry of an input, by its internal key.
+    /// Counts an entry of an input, by its internal key.
     #[inline]
     pub fn comes_in(&mut self, key: &[u8], value: &[u8]) {
         self.count(key, value, 1);
     }
 
-    /// An entry of an output.
+    /// Counts an entry of an output.
     #[inline]
     pub fn goes_out(&mut self, key: &[u8], value: &[u8]) {
         self.count(key, value, -1);
@@ -51,7 +51,7 @@ impl BlobMeter {
 
     #[cold]
     fn count_reference(&mut self, key_bytes: usize, value: &[u8], one: i64) {
-        // What is no reference is copied, or refused by whoever writes it.
+        // A value that does not parse is copied, or refused by the table writer.
         let Ok(index) = BlobIndex::parse(value) else { return };
         let bytes = (BLOB_RECORD_HEADER_BYTES + key_bytes) as u64;
         let bytes = i64::try_from(bytes.saturating_add(index.size)).unwrap_or(i64::MAX);
@@ -60,8 +60,8 @@ impl BlobMeter {
         balance.bytes = balance.bytes.saturating_add(bytes.saturating_mul(one));
     }
 
-    /// The garbage that a change of a column family makes, which takes away and adds tables as
-    /// `edit` says. `state` is what the MANIFEST leads to without it.
+    /// The garbage of a change of a column family, which removes and adds tables as `edit` says.
+    /// `state` is the MANIFEST's state before it.
     pub fn garbage(&self, state: &ManifestReplay, edit: &VersionEdit) -> Vec<BlobGarbage> {
         if self.0.values().all(|balance| balance.count <= 0) {
             return Vec::new();
@@ -81,7 +81,7 @@ impl BlobMeter {
             let most = left.saturating_sub(u64::from(is_linked));
             if count > most {
                 tracing::warn!(
-                    "{:06}.blob: {count} of its values died, {left} were alive",
+                    "{:06}.blob: {count} of its values became garbage, but only {left} were alive",
                     blob.number
                 );
             }
@@ -95,7 +95,8 @@ impl BlobMeter {
     }
 }
 
-/// What is alive in the blob files of a column family: garbage, when none of its tables stays.
+/// All live values in the blob files of a column family: garbage when all of its tables are
+/// removed.
 pub(crate) fn all_alive(state: &ManifestReplay, family: u32) -> Vec<BlobGarbage> {
     let alive = state.live_blob_files(family).into_iter().map(|blob| BlobGarbage {
         number: blob.number,
@@ -158,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn what_comes_in_and_does_not_go_out_is_garbage() {
+    fn values_in_inputs_that_are_not_in_outputs_are_garbage() {
         let garbage = dropped(2).garbage(&state(), &edit(&[7, 8], 9));
         assert_eq!(garbage, [BlobGarbage { number: 9, count: 2, bytes: 2 * (32 + 4 + 60) }]);
         assert!(dropped(0).garbage(&state(), &edit(&[7, 8], 9)).is_empty());
@@ -173,7 +174,7 @@ mod tests {
         assert_eq!(count(&[7, 8], 0, 7), 6);
         assert_eq!(count(&[7, 8], 9, 6), 5);
         assert_eq!(count(&[7], 0, 6), 5);
-        // And of bytes there are not more than there were.
+        // The bytes do not exceed those of the file either.
         let mut replay = state();
         let edit = VersionEdit {
             blob_garbage: dropped(6).garbage(&replay, &edit(&[7, 8], 0)),
@@ -184,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn a_family_without_tables_has_nothing_alive() {
+    fn a_family_without_tables_has_no_live_values() {
         let mut replay = state();
         let garbage = all_alive(&replay, 0);
         assert_eq!(garbage, [BlobGarbage { number: 9, count: 6, bytes: 600 }]);

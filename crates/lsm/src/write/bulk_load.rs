@@ -1,17 +1,17 @@
-//! Loading sorted entries straight into the bottom level: each is written once, and never merged.
+//! Loading sorted entries directly into the bottom level: each is written once, and never merged.
 //!
-//! 1. The entries go to tables, one behind the other, of the size that merges give theirs.
-//! 2. The tables' names are made durable; then one record of the MANIFEST has them all. Before it
-//!    nobody sees any of them, behind it everybody sees all. A crash before it leaves files that no
-//!    record names, which go at the next opening.
+//! 1. The entries are written to tables, one after the other, as large as those of merges.
+//! 2. The tables' names are made durable. Then one record of the MANIFEST names them all: before it
+//!    no reader sees any of them, after it every reader sees all. A crash before it leaves files
+//!    that no record names; the next opening removes them.
 //!
-//! The entries have the sequence number 0, as RocksDB gives it to what it ingests into the bottom
-//! level. So nothing may be there that a reader could take for older than they are: from the first
-//! loaded key to the last the family has no table and no write in memory, which is looked at
-//! when nobody else can add one to the tables. A write into that range that comes while the entries
-//! are being loaded is newer than they are, and wins, if it comes after that look; otherwise it
-//! ends the load. A snapshot that was taken before sees what was loaded, as it does with RocksDB
-//! where snapshots are not asked to be consistent with ingestion.
+//! The entries have the sequence number 0, as RocksDB gives it to files that it ingests into the
+//! bottom level. So the family must have nothing older: no table and no write in memory from the
+//! first loaded key to the last. This is checked during the turn at the MANIFEST, when no other
+//! task can add a table. A write into that range during the load makes the load fail if it comes
+//! before the check. If it comes later, it is newer than the entries and wins. A snapshot taken
+//! before the load sees the loaded entries, as with RocksDB if snapshots are not asked to be
+//! consistent with ingestion.
 
 use rocksfmt::{
     Comparator, FileName, LEVELS_MAX, SEEK_TYPE, SEQUENCE_MAX, ValueType, VersionEdit, pack,
@@ -23,50 +23,51 @@ use crate::mem::{Mem, MemCursor};
 use crate::table::Table;
 use crate::version::{Family, Level, Version, user_key};
 use crate::write::job::{ENTRIES_AT_ONCE, Job, Made};
+use crate::write::state::WriteState;
 use crate::write::table_writer::{TableWriter, file_bytes};
-use crate::write::writer::{Inner, Writer};
+use crate::write::writer::Writer;
 
 impl Writer {
-    /// Loads entries, all or nothing, into a part of a column family that has none; see the module
-    /// text. `next` puts a key and a value into its two arguments, which come empty, until it
-    /// returns false; keys rise. Returns how many there were. Suspends for the disk, and as `next`
-    /// does. Durable when done, whatever the durability.
+    /// Loads entries, all or nothing, into an empty key range of a column family. `next` puts a key
+    /// and a value into its two arguments, which are empty, until it returns false; keys must
+    /// ascend. Returns the number of entries. Suspends for the disk, and as `next` does. The
+    /// entries are durable when it returns, whatever the durability.
     ///
     /// # Errors
-    /// Those of `next`; [`Kind::UnknownColumnFamily`]; [`Kind::Unsupported`] when keys do not rise,
-    /// or something is there already between the first and the last: then nothing was loaded.
-    /// [`Kind::Full`] when the disk is full: then nothing is left of it. [`Kind::Io`] when the disk
-    /// refuses; if that was the MANIFEST, writing has ended.
+    /// Those of `next`; [`Kind::UnknownColumnFamily`]; [`Kind::Unsupported`] if keys do not ascend,
+    /// or the family has something between the first and the last; [`Kind::Full`] if the disk is
+    /// full. Then nothing was loaded. [`Kind::Io`] if the disk fails; if the MANIFEST could not be
+    /// written, writing has ended.
     pub async fn bulk_load(
         &self,
         family: CfId,
         next: impl AsyncFnMut(&mut Vec<u8>, &mut Vec<u8>) -> Result<bool>,
     ) -> Result<u64> {
-        let inner = &*self.0;
-        let _working = inner.work()?;
-        let version = inner.db.version();
+        let state = &*self.0;
+        let _working = state.begin_work()?;
+        let version = state.db.version();
         let job = Job {
-            core: inner.core.clone(),
-            dir: inner.dir.clone(),
-            db: inner.db.clone(),
-            compression: inner.options.compression,
+            core: state.core.clone(),
+            dir: state.dir.clone(),
+            db: state.db.clone(),
+            compression: state.options.compression,
             made: Made::default(),
         };
         let mut load = Load::new(&job, version.family(family)?);
         let loaded = async {
             load.all(next).await?;
-            install(inner, family, &mut load.tables).await
+            install(state, family, &mut load.tables).await
         };
         let result = loaded.await;
-        // Of a change of the MANIFEST that failed nobody knows whether it has them.
-        if result.is_err() && !inner.has_failed() {
-            inner.remove_files(job.made.take().into_iter().map(FileName::Sst).collect());
+        // After a failed write of the MANIFEST it is unknown whether it names them.
+        if result.is_err() && !state.has_failed() {
+            state.remove_files(job.made.take().into_iter().map(FileName::Sst).collect());
         }
         result.map(|()| load.entries)
     }
 }
 
-/// Tables that are being written.
+/// The tables of a load.
 struct Load<'a> {
     job: &'a Job,
     family: &'a Family,
@@ -123,29 +124,30 @@ impl<'a> Load<'a> {
     }
 }
 
-/// Makes the tables part of the database and takes them; leaves them where that cannot be.
-async fn install(inner: &Inner, id: CfId, tables: &mut Vec<Table>) -> Result<()> {
+/// Adds the tables to the database and takes them out of `tables`. After an error they remain
+/// there.
+async fn install(state: &WriteState, id: CfId, tables: &mut Vec<Table>) -> Result<()> {
     let (Some(first), Some(last)) = (tables.first(), tables.last()) else { return Ok(()) };
-    inner.sync_names().await?;
-    let turn = inner.manifest_turn().await?;
-    let version = inner.db.version();
+    state.sync_names().await?;
+    let turn = state.manifest_turn().await?;
+    let version = state.db.version();
     let family = version.family(id)?;
     let range = (user_key(&first.meta.smallest), user_key(&last.meta.largest));
     if let Some(there) = overlap(&version, family, range) {
         let what = format!("a bulk load: between its first and its last key there is {there}");
         return Err(Error::new(Kind::Unsupported, what));
     }
-    let level = bottom_level(inner, family);
+    let level = bottom_level(state, family);
     if level == 0 {
         let what = format!("a bulk load: column family {} has one level only", family.name);
         return Err(Error::new(Kind::Unsupported, what));
     }
     let mut tables = std::mem::take(tables);
     for table in &mut tables {
-        table.meta.epoch = inner.new_epoch();
+        table.meta.epoch = state.new_epoch();
     }
     let entries: u64 = tables.iter().map(|table| table.properties.num_entries).sum();
-    let in_tables = inner.keys_in_tables.get().and_then(|keys| keys.checked_add(entries));
+    let in_tables = state.keys_in_tables.get().and_then(|keys| keys.checked_add(entries));
     let edit = VersionEdit {
         column_family: id,
         keys: in_tables.filter(|_| id == 0),
@@ -156,17 +158,17 @@ async fn install(inner: &Inner, id: CfId, tables: &mut Vec<Table>) -> Result<()>
     if let Err(error) = &changed
         && error.kind() != Kind::Full
     {
-        inner.fail(error);
+        state.fail(error);
     }
     changed?;
     if id == 0 {
-        inner.keys_in_tables.set(in_tables);
-        inner.db.set_keys(inner.db.keys().and_then(|keys| keys.checked_add(entries)));
+        state.keys_in_tables.set(in_tables);
+        state.db.set_keys(state.db.keys().and_then(|keys| keys.checked_add(entries)));
     }
     Ok(())
 }
 
-/// What a family has between two keys, these included.
+/// Something that a family has between two keys, both included.
 fn overlap(version: &Version, family: &Family, (first, last): (&[u8], &[u8])) -> Option<String> {
     let order = family.comparator;
     let apart = |from: &[u8], to: &[u8]| {
@@ -187,15 +189,15 @@ fn overlap(version: &Version, family: &Family, (first, last): (&[u8], &[u8])) ->
 /// Whether a memtable has an entry between two keys.
 fn has_key(mem: &Mem, order: Comparator, first: &[u8], last: &[u8]) -> bool {
     let mut target = first.to_vec();
-    // Before every entry of the key.
+    // Sorts before every entry of the key.
     target.extend_from_slice(&pack(SEQUENCE_MAX, SEEK_TYPE).to_le_bytes());
     let mut cursor = MemCursor::new(mem);
     cursor.seek(mem, &target) && order.cmp_user(user_key(cursor.key(mem)), last).is_le()
 }
 
-/// The deepest level that RocksDB has too, when it opens the directory with the options it wrote.
-fn bottom_level(inner: &Inner, family: &Family) -> usize {
-    let levels = inner.db.0.stored_options.levels(&family.name);
+/// The deepest level that RocksDB also has when it opens the directory with its stored options.
+fn bottom_level(state: &WriteState, family: &Family) -> usize {
+    let levels = state.db.0.stored_options.levels(&family.name);
     levels.clamp(1, LEVELS_MAX as usize).max(family.levels.len()) - 1
 }
 

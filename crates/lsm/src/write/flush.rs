@@ -1,8 +1,14 @@
-//! Writing memtables to tables of level 0, one generation after the other, in the background.
+//! Flush: writing memtables to tables of level 0, one generation after the other, in the
+//! background.
 //!
-//! The order makes every crash harmless: tables, their names, then the MANIFEST's records that
-//! have both the tables and the log numbers, all families at once; only then do readers change
-//! over, and only then do logs go. A table that no record names is removed at the next opening.
+//! The order makes every crash harmless:
+//!
+//! 1. The tables become durable, then their names.
+//! 2. One change of the MANIFEST names the tables and the new log numbers, for all families.
+//! 3. Readers get the new version.
+//! 4. The logs are obsolete.
+//!
+//! A table that no record names is removed at the next opening.
 
 use std::sync::Arc;
 
@@ -16,166 +22,167 @@ use crate::version::{Family, Level, Version};
 use crate::write::job::{self, ENTRIES_AT_ONCE, Job, Place};
 use crate::write::keep::Keep;
 use crate::write::pace::{Pace, Paced};
-use crate::write::space::Task;
+use crate::write::retry::Task;
+use crate::write::state::{Generation, WriteState};
 use crate::write::table_writer::TableWriter;
-use crate::write::writer::{Generation, Inner};
 
-/// How long the first generation, which was recovered, may still take when writing has ended, in
-/// nanoseconds. Without it whoever opens, writes little and closes would leave ever more logs.
+/// Time that the first generation, which was recovered, gets after writing has ended, in
+/// nanoseconds. Without it a process that opens, writes little and closes would leave more logs
+/// each time.
 const FIRST_GRACE_NS: u64 = 3_000_000_000;
 
-/// Turns generations into tables until writing ends.
-pub(crate) async fn run(inner: &Inner) {
-    if let Err(error) = all_generations(inner).await {
-        inner.fail(&error);
+/// Flushes generations until writing ends.
+pub(crate) async fn run(state: &WriteState) {
+    if let Err(error) = all_generations(state).await {
+        state.fail(&error);
     }
 }
 
-async fn all_generations(inner: &Inner) -> Result<()> {
-    let none = || inner.waiting.borrow().is_empty();
-    // The families of the first generation that have their tables, where others found no room.
+async fn all_generations(state: &WriteState) -> Result<()> {
+    let none = || state.flushes.waiting.borrow().is_empty();
+    // The families of the first generation that are flushed, if others failed.
     let mut done = Vec::new();
     loop {
-        inner.moved.until(|| !none() || inner.rests()).await;
-        // The first generation is what was recovered: writes may wait for it.
-        if none() || (inner.rests() && inner.gone.get() > 0) || inner.has_failed() {
+        state.changed.wait_until(|| !none() || state.is_ending()).await;
+        // The first generation holds the recovered writes: new writes may wait for it.
+        if none() || (state.is_ending() && state.flushes.done.get() > 0) || state.has_failed() {
             return Ok(());
         }
         let generation = {
-            let waiting = inner.waiting.borrow();
+            let waiting = state.flushes.waiting.borrow();
             let Some(first) = waiting.front() else { continue };
             Generation { mems: first.mems.clone(), log: None, ..*first }
         };
-        let since_ns = inner.core.now_ns();
-        let fell_short = match generation_to_tables(inner, &generation, &mut done).await {
+        let since_ns = state.core.now_ns();
+        let failure = match generation_to_tables(state, &generation, &mut done).await {
             Ok(Outcome::Done) => None,
-            Ok(Outcome::GivenUp) => return Ok(()),
-            Ok(Outcome::FellShort(error)) => Some(error),
+            Ok(Outcome::Ended) => return Ok(()),
+            Ok(Outcome::Failed(error)) => Some(error),
             Err(error) if matches!(error.kind(), Kind::Full | Kind::Memory) => Some(error),
             Err(error) => return Err(error),
         };
-        match fell_short {
+        match failure {
             Some(error) if error.kind() == Kind::Memory => {
-                inner.lacks_memory("a flush", &error).await;
-                if inner.rests() {
+                state.pause_for_memory("a flush", &error).await;
+                if state.is_ending() {
                     return Ok(());
                 }
                 continue;
             }
             Some(error) => {
-                inner.try_later(Task::Flush, &error, since_ns).await;
-                if inner.closing.get() {
+                state.back_off(Task::Flush, &error, since_ns).await;
+                if state.is_closing() {
                     return Ok(());
                 }
                 continue;
             }
             None => {}
         }
-        inner.has_room(Task::Flush);
+        state.note_success(Task::Flush);
         done.clear();
-        inner.waiting.borrow_mut().pop_front();
-        inner.set_paces();
-        inner.gone.set(inner.gone.get() + 1);
-        inner.moved.ring();
+        state.flushes.waiting.borrow_mut().pop_front();
+        state.set_paces();
+        state.flushes.done.set(state.flushes.done.get() + 1);
+        state.changed.notify_all();
     }
 }
 
-/// What a family of a generation has become.
+/// The memtables of a family, and the tables that they became.
 pub(crate) struct Flushed {
     pub id: u32,
     pub mems: Vec<Arc<Mem>>,
     pub tables: Vec<Table>,
 }
 
-/// What became of an attempt to write a generation's tables.
+/// The result of an attempt to flush a generation.
 enum Outcome {
     Done,
     /// The tables of some family could not be written.
-    FellShort(Error),
+    Failed(Error),
     /// Writing has ended.
-    GivenUp,
+    Ended,
 }
 
-/// Writes the tables of all families, and then one change of the MANIFEST. Where one's cannot be
-/// written, the change is about those before it. An error ends all writing, unless it is a full
-/// disk or a lack of memory.
+/// Writes the tables of all families, then one change of the MANIFEST. If the tables of a family
+/// cannot be written, the change covers the families before it. An error ends all writing, unless
+/// it is a full disk or a lack of memory.
 async fn generation_to_tables(
-    inner: &Inner,
+    state: &WriteState,
     generation: &Generation,
     done: &mut Vec<u32>,
 ) -> Result<Outcome> {
-    let families: Vec<u32> = inner.db.version().families.iter().map(|family| family.id).collect();
+    let families: Vec<u32> = state.db.version().families.iter().map(|family| family.id).collect();
     let mut all = Vec::new();
-    let mut fell_short = None;
+    let mut failure = None;
     for id in families {
         let of_family = generation.mems.iter().filter(|(family, _)| *family == id);
         let mems: Vec<Arc<Mem>> = of_family.map(|(_, mem)| mem.clone()).collect();
-        if is_cleared(inner, generation, id) || done.contains(&id) {
+        if is_cleared(state, generation, id) || done.contains(&id) {
             continue;
         }
         if !mems.iter().any(|mem| has_entries(mem)) {
             all.push(Flushed { id, mems, tables: Vec::new() });
             continue;
         }
-        let (version, own) = (inner.db.version(), mems.clone());
-        let pace = inner.flush_pace.clone();
+        let (version, own) = (state.db.version(), mems.clone());
+        let pace = state.paces.flush.clone();
         let work = async move |job: Job| tables(&job, &version, id, &own, &pace).await;
-        let grace_ns = if inner.gone.get() == 0 { FIRST_GRACE_NS } else { 0 };
-        match job::run(inner, Place::Flush, grace_ns, work).await {
+        let grace_ns = if state.flushes.done.get() == 0 { FIRST_GRACE_NS } else { 0 };
+        match job::run(state, Place::Flush, grace_ns, work).await {
             Ok(Some(tables)) => all.push(Flushed { id, mems, tables }),
-            // The next opening removes the tables: no record has them.
-            Ok(None) => return Ok(Outcome::GivenUp),
+            // The next opening removes the tables: no record names them.
+            Ok(None) => return Ok(Outcome::Ended),
             Err(error) => {
-                fell_short = Some(error);
+                failure = Some(error);
                 break;
             }
         }
     }
     if all.iter().any(|family| !family.tables.is_empty()) {
-        inner.sync_names().await?;
+        state.sync_names().await?;
     }
     let first = mutant("logs_go_first");
-    if first && fell_short.is_none() {
-        inner.log_is_old(generation).await;
-        // The removal is done by another task.
-        inner.core.sleep_ns(1_000_000).await;
+    if first && failure.is_none() {
+        state.remove_logs_of(generation).await;
+        // Another task removes them.
+        state.core.sleep_ns(1_000_000).await;
     }
     let ids: Vec<u32> = all.iter().map(|family| family.id).collect();
-    install(inner, generation, all, fell_short.is_none()).await?;
+    install(state, generation, all, failure.is_none()).await?;
     done.extend(ids);
-    if !first && fell_short.is_none() {
-        inner.log_is_old(generation).await;
+    if !first && failure.is_none() {
+        state.remove_logs_of(generation).await;
     }
-    Ok(fell_short.map_or(Outcome::Done, Outcome::FellShort))
+    Ok(failure.map_or(Outcome::Done, Outcome::Failed))
 }
 
-/// Whether a memtable is worth a table.
+/// Whether a memtable needs a table.
 fn has_entries(mem: &Mem) -> bool {
     mem.len() > 0 || mem.tombstones().is_some()
 }
 
-/// Puts the tables in the place of the memtables. `last`: afterwards no family needs the
-/// generation's logs. A family that had nothing needs no record: what it has is not in these logs.
+/// Replaces memtables by their tables. With `last`, no family needs the generation's logs
+/// afterwards. A family without writes needs no record: these logs hold nothing of it.
 pub(crate) async fn install(
-    inner: &Inner,
+    state: &WriteState,
     generation: &Generation,
     mut all: Vec<Flushed>,
     last: bool,
 ) -> Result<()> {
-    let turn = inner.manifest_turn().await?;
-    // Cleared meanwhile.
-    let gone = all.extract_if(.., |family| is_cleared(inner, generation, family.id));
+    let turn = state.manifest_turn().await?;
+    // Families that were cleared meanwhile.
+    let gone = all.extract_if(.., |family| is_cleared(state, generation, family.id));
     let gone: Vec<Flushed> = gone.collect();
     let log_number = generation.next_log + u64::from(mutant("log_number_is_newer"));
-    let keys = inner.keys_in_tables.get().zip(generation.keys);
+    let keys = state.keys_in_tables.get().zip(generation.keys);
     let keys = keys.and_then(|(all, new)| all.checked_add_signed(new));
     let mut edits = Vec::new();
     for family in &mut all {
         for table in &mut family.tables {
-            table.meta.epoch = inner.new_epoch();
+            table.meta.epoch = state.new_epoch();
         }
         // The number of keys goes with the default family's log number.
-        let counts = family.id == 0 && keys != inner.keys_in_tables.get();
+        let counts = family.id == 0 && keys != state.keys_in_tables.get();
         if !family.tables.is_empty() || counts {
             edits.push(VersionEdit {
                 column_family: family.id,
@@ -190,7 +197,7 @@ pub(crate) async fn install(
         if edits.is_empty() {
             edits.push(VersionEdit::default());
         }
-        // Only with all of the others: they make the logs needless.
+        // The last record, because all of them together make the logs obsolete.
         if let Some(edit) = edits.last_mut() {
             edit.min_log_number_to_keep = Some(log_number);
         }
@@ -204,27 +211,27 @@ pub(crate) async fn install(
     let apply = |version: &mut Version| all.into_iter().for_each(|family| replace(version, family));
     if edits.is_empty() {
         drop(turn);
-        inner.db.publish(apply);
+        state.db.publish(apply);
     } else {
         if let Err(error) = turn.change(edits, apply).await {
             if error.kind() == Kind::Full {
-                job::unmake(&inner.dir, metas.iter().map(|meta| meta.number)).await;
+                job::remove_made(&state.dir, metas.iter().map(|meta| meta.number)).await;
             }
             return Err(error);
         }
     }
-    inner.remove_tables(gone.iter().flat_map(|family| &family.tables).map(|table| &table.meta));
+    state.remove_tables(gone.iter().flat_map(|family| &family.tables).map(|table| &table.meta));
     if has_default {
-        inner.keys_in_tables.set(keys);
+        state.keys_in_tables.set(keys);
     }
-    inner.stats(|stats| {
+    state.count(|stats| {
         stats.flushed_tables += metas.len() as u64;
         stats.flushed_bytes += metas.iter().map(|meta| meta.size_bytes).sum::<u64>();
     });
     Ok(())
 }
 
-/// Puts a family's tables in the place of its memtables.
+/// Replaces a family's memtables by their tables.
 fn replace(version: &mut Version, flushed: Flushed) {
     let Flushed { id, mems, tables } = flushed;
     let slots: Vec<u32> = tables.into_iter().map(|table| version.put(table)).collect();
@@ -241,12 +248,12 @@ fn replace(version: &mut Version, flushed: Flushed) {
     family.levels[0] = Level::of(newest_first.collect(), &version.slots);
 }
 
-/// Whether nobody wants the memtables any more. Then the MANIFEST says a later log already.
-fn is_cleared(inner: &Inner, generation: &Generation, id: u32) -> bool {
-    inner.cleared.borrow().get(&id).is_some_and(|&first_log| first_log >= generation.next_log)
+/// Whether a family was cleared after these memtables. Then the MANIFEST names a later log already.
+fn is_cleared(state: &WriteState, generation: &Generation, id: u32) -> bool {
+    state.cleared.borrow().get(&id).is_some_and(|&first_log| first_log >= generation.next_log)
 }
 
-/// Writes the memtables of one family to a table each, the oldest first.
+/// Writes each memtable of a family to a table, the oldest first.
 async fn tables(
     job: &Job,
     version: &Version,
@@ -266,7 +273,7 @@ async fn tables(
     Ok(tables)
 }
 
-/// Writes one memtable to a table and opens it. Versions that nobody can see are left out.
+/// Writes a memtable to a table and opens it. Versions that no reader can see are omitted.
 pub(crate) async fn table(job: &Job, family: &Family, mem: &Mem, pace: &Pace) -> Result<Table> {
     let mut paced = Paced::new(pace);
     let mut writer = TableWriter::create(job, family, mem.memory() as u64).await?;
@@ -282,7 +289,7 @@ pub(crate) async fn table(job: &Job, family: &Family, mem: &Mem, pace: &Pace) ->
             keep.begin_key(0, false);
         }
         let (sequence, kind) = unpack(packed);
-        // A log that was replayed twice has the same entry twice.
+        // A log that was replayed twice gives the same entry twice.
         if key != &last[..] && keep.stays(sequence, kind) {
             let value = cursor.value(mem);
             let value = value.as_ref().map_or(&b""[..], |value| mem.value(value));

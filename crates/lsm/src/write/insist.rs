@@ -1,7 +1,7 @@
-//! Memory for what must be written: the log and the MANIFEST.
+//! Memory for writes that must not fail: those of the log and the MANIFEST.
 //!
-//! A failed write of either ends all writing, and a lack of memory is no such failure: whoever
-//! holds it gives it back in the end, because everybody else gives up waiting at some time.
+//! A failed write of either ends all writing. A lack of memory does not have to: all other holders
+//! of memory stop waiting for more at some time and release it. So this waits until there is some.
 
 use std::io;
 

@@ -1,36 +1,36 @@
-//! Which versions of a key a flush or a merge writes. Pure; both ask it version by version.
+//! Which versions of a key a flush or a merge keeps. Pure; both ask it version by version.
 //!
-//! Versions come newest first. What is newer than the oldest snapshot always stays. Of what
-//! everybody sees, a version goes when
+//! Versions come newest first. A version that is newer than the oldest snapshot is always kept. Of
+//! the versions that every reader sees, one is dropped if
 //!
-//! - a range tombstone that everybody sees covers it,
-//! - a newer version that everybody sees hides it, or
-//! - it is a tombstone and nothing older lies outside of what is written; older versions go with
-//!   it.
+//! - a range tombstone that every reader sees covers it,
+//! - a newer version that every reader sees hides it, or
+//! - it is a tombstone and no older version exists outside of the inputs; the older versions in the
+//!   inputs are dropped with it.
 //!
-//! A SingleDelete neither hides nor is hidden: RocksDB lets it vanish together with the one version
-//! below it. Without it that version would be visible again once a later SingleDelete has taken the
-//! newer one; without that version it would take another one, or meet a Delete, which RocksDB calls
-//! corruption. So both stay, until nothing lies below.
+//! A SingleDelete neither hides nor is hidden: RocksDB drops it together with the one version below
+//! it. Without the SingleDelete, that version would become visible again when a later SingleDelete
+//! has removed the newer one. Without that version, the SingleDelete would remove another one, or
+//! meet a Delete, which RocksDB treats as corruption. So both are kept until nothing lies below.
 
 use rocksfmt::ValueType;
 
 use crate::mutant::mutant;
 
-/// What has been met of a key.
+/// The newer versions of a key so far.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Met {
     /// Nothing that hides older versions.
     Nothing,
-    /// A SingleDelete, just now.
+    /// The last one was a SingleDelete.
     SingleDelete,
     /// A version that hides older ones.
     Newer,
-    /// A tombstone with nothing below: all that is left goes.
+    /// A tombstone with nothing below: all older versions are dropped.
     End,
 }
 
-/// See the module text.
+/// Decides for the versions of one key after another.
 pub(crate) struct Keep {
     oldest: u64,
     covered: u64,
@@ -39,18 +39,18 @@ pub(crate) struct Keep {
 }
 
 impl Keep {
-    /// `oldest`: nobody reads at an earlier sequence.
+    /// No reader reads at an earlier sequence than `oldest`.
     pub fn new(oldest: u64) -> Keep {
         Keep { oldest, covered: 0, nothing_below: false, met: Met::Nothing }
     }
 
-    /// Begins a key. `covered` is the newest sequence at which a range tombstone that everybody
-    /// sees covers it; `nothing_below`: all older versions that exist will be asked about.
+    /// Begins a key. `covered` is the newest sequence at which a range tombstone that every reader
+    /// sees covers it. With `nothing_below`, all versions that exist are in the inputs.
     pub fn begin_key(&mut self, covered: u64, nothing_below: bool) {
         (self.covered, self.nothing_below, self.met) = (covered, nothing_below, Met::Nothing);
     }
 
-    /// Whether the next older version of the key is to be written.
+    /// Whether the next older version of the key is kept.
     pub fn stays(&mut self, sequence: u64, kind: u8) -> bool {
         if self.met == Met::End || sequence < self.covered {
             return false;
@@ -80,7 +80,7 @@ impl Keep {
             }
             // The SingleDelete is for this one.
             (Met::SingleDelete, _) => Met::Nothing,
-            // A merge operand is nothing without what lies below it.
+            // A merge operand needs the versions below it.
             (met, ValueType::Merge) => met,
             _ => Met::Newer,
         };
@@ -124,7 +124,7 @@ mod tests {
         inputs.iter().copied().filter(|&(sequence, kind)| keep.stays(sequence, kind)).collect()
     }
 
-    /// What RocksDB's compaction of everything leaves, when nobody holds a snapshot.
+    /// The versions that a full compaction by RocksDB keeps, without a snapshot.
     fn compacted_by_rocksdb(versions: &[(u64, u8)]) -> Result<Versions, &'static str> {
         let mut left = Versions::new();
         let mut at = 0;
@@ -154,7 +154,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever lies below, every reader finds what it would have found.
+        /// Every reader finds the same before and after, whatever versions lie below.
         #[test]
         fn readers_find_the_same(
             kinds in prop::collection::vec(prop::sample::select(vec![PUT, DELETE, SINGLE, MERGE]), 0..12),
@@ -172,8 +172,8 @@ mod tests {
             }
         }
 
-        /// A key that is written once between two of its SingleDeletes: RocksDB finds the same after our flush or
-        /// merge of any stretch of its history, and after any later history.
+        /// A key is written once between two of its SingleDeletes. RocksDB finds the same after our
+        /// flush or merge of any stretch of its history, and after any later history.
         #[test]
         fn rocksdb_finds_the_same_where_single_deletes_are_legal(
             pairs in prop::collection::vec(any::<bool>(), 1..8),
@@ -185,7 +185,7 @@ mod tests {
             let mut kinds = Vec::new();
             for twice in pairs {
                 kinds.extend([PUT, SINGLE]);
-                // Of a key that is not there: allowed.
+                // A SingleDelete of a missing key is allowed.
                 kinds.extend(twice.then_some(SINGLE));
             }
             kinds.extend(ends_with_put.then_some(PUT));
@@ -198,9 +198,9 @@ mod tests {
             prop_assert_eq!(compacted_by_rocksdb(&after), compacted_by_rocksdb(&all), "{:?}", after);
         }
 
-        /// Deletes of ours between the Puts and SingleDeletes of a program that uses RocksDB.
+        /// Our Deletes are mixed with Puts and SingleDeletes of a program that uses RocksDB.
         #[test]
-        fn our_deletes_go_with_single_deletes(
+        fn our_deletes_mix_with_single_deletes(
             lives in prop::collection::vec(any::<bool>(), 1..8),
             oldest in 0..20u64,
             split in 0..16usize,
@@ -225,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn a_delete_goes_where_nothing_is_below_and_under_a_newer_version() {
+    fn a_delete_is_dropped_under_a_newer_version_and_if_nothing_is_below() {
         let inputs = [(5, PUT), (4, DELETE), (3, PUT)];
         assert_eq!(kept(&inputs, 9, false), inputs[..1]);
         assert_eq!(kept(&inputs[1..], 9, false), [(4, DELETE)]);
@@ -234,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_range_tombstone_covers_goes() {
+    fn versions_that_a_range_tombstone_covers_are_dropped() {
         let mut keep = Keep::new(9);
         keep.begin_key(4, false);
         let versions = [(5, PUT), (4, PUT), (3, SINGLE), (2, PUT)];

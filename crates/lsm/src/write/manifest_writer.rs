@@ -1,25 +1,25 @@
-//! Appending to the MANIFEST. A directory that is opened for writing gets a new one, which begins
-//! with everything that is known; each later change is durable before it counts. So does a MANIFEST
-//! that has grown: it is replaced while the database is open.
+//! Appending to the MANIFEST. An opening for writing begins a new one, which starts with the whole
+//! state; each later change is durable before it takes effect. A MANIFEST that has grown is
+//! replaced in the same way while the database is open.
 //!
-//! One change is one record for each column family that it is about. Several records are an atomic
-//! group: readers take all of them or none. They are written together:
+//! A change is one record for each of its column families. Several records are an atomic group:
+//! readers take all of them or none. They are written together:
 //!
-//! 1. A record does not cross the log's 32 KiB blocks; the last one in a block, and the last of
-//!    all, is lengthened (`rocksfmt` adds a field that says nothing), so that the log ends where a
-//!    sector does.
-//! 2. What goes into one block is written and flushed without its first sector, then that sector is
-//!    written and flushed; then comes the next block. A disk writes sectors, each as a whole, in
-//!    any order. While the first one is missing there are zeros in its place: readers take them for
-//!    the end of the block, and all later blocks are empty. RocksDB does not open a MANIFEST with a
-//!    record whose header is there and whose checksum does not hold.
+//! 1. A record does not cross the log's 32 KiB blocks. The last record in a block, and the last of
+//!    the change, is padded (`rocksfmt` adds a field without meaning), so that the log ends at a
+//!    sector boundary.
+//! 2. The part of one block is written and flushed without its first sector. Then that sector is
+//!    written and flushed, then the next block follows. A disk writes each sector as a whole, and
+//!    sectors in any order. As long as the first sector is missing it is zeros: readers take them
+//!    for the end of the block, and all later blocks are empty. This order is needed because
+//!    RocksDB does not open a MANIFEST with a record that has a header and a wrong checksum.
 //! 3. A record that is longer than a block (a merge, or a clearing, of some hundred tables) cannot
-//!    be written so. It goes to the end of a new MANIFEST.
+//!    be written in this way. It goes to the end of a new MANIFEST.
 //!
-//! A new MANIFEST is durable, name and all, before CURRENT is replaced by renaming; so a crash
-//! leaves the old one or the new one, and the other is removed. A full disk leaves things as they
-//! were: a record has its room before it is written, and a new MANIFEST that does not fit is given
-//! up. One that an opening finds no room for is begun with the first change.
+//! A new MANIFEST and its name are durable before CURRENT is replaced by a rename. So a crash
+//! leaves the old one or the new one current, and the other is removed. A full disk changes
+//! nothing: space for a record is reserved before it is written, and a new MANIFEST that does not
+//! fit is removed. If an opening finds no space for its MANIFEST, the first change begins it.
 
 use fs::{Dir, File, Mode};
 use reactor::Core;
@@ -30,45 +30,46 @@ use crate::error::{Error, Kind, Result};
 use crate::mutant::mutant;
 use crate::write::insist;
 
-/// What a disk writes as a whole, in bytes.
+/// The unit that a disk writes as a whole, in bytes.
 const SECTOR: usize = 512;
-/// Of a record in front of its bytes.
+/// Bytes of a record's header.
 const HEADER: usize = 7;
-/// What lengthens a record takes as much at least.
+/// Least bytes of the field that pads a record.
 const FILLER_MIN: usize = 3;
-/// Room that it gets at a time, in bytes.
+/// Space that it reserves at a time, in bytes.
 const ROOM: u64 = 64 << 10;
 /// Largest single write in bytes.
 const PIECE: usize = 1 << 20;
-/// How much longer than what it began with a MANIFEST gets at least, before it is replaced: a small
-/// bound must not replace a large one with every change.
+/// A MANIFEST is replaced only when it is this many times as long as at its begin: with a small
+/// limit, a large one must not be replaced at every change.
 const GROWTH: u64 = 2;
 
-/// See the module text.
+/// The MANIFEST that is being written.
 pub(crate) struct ManifestWriter {
     core: Core,
     dir: Dir,
     number: u64,
     name: String,
-    /// `None` before it is begun: then `number` is that of the one before.
+    /// `None` before it is begun: then `number` is that of the previous one.
     file: Option<File>,
     log: LogWriter,
-    /// Bytes of the disk that it has, from its start on.
+    /// Bytes reserved on the disk, from its start.
     room: u64,
-    /// What all its records lead to.
+    /// The state after all its records.
     state: ManifestReplay,
-    /// Its length at which it is replaced, unless it began with more; and that length.
+    /// The limit of its length.
     bytes_max: u64,
+    /// The length at which it is replaced: the limit, or more if it began with much.
     replace_at: u64,
     /// MANIFESTs that were replaced and are still there.
     replaced: Vec<u64>,
-    /// An append failed: nobody knows what the file ends in.
+    /// An append failed: the end of the file is unknown.
     broken: bool,
 }
 
 impl ManifestWriter {
-    /// For changes of what the current MANIFEST says: `number` is its number, and `state` all that
-    /// it says. They go to a new one, which is replaced when it is longer than `bytes_max`.
+    /// A writer of changes to the current MANIFEST, which has this number and this state. They go
+    /// to a new one, which is replaced when it is longer than `bytes_max`.
     pub fn new(
         core: &Core,
         dir: &Dir,
@@ -105,7 +106,7 @@ impl ManifestWriter {
         self.file.is_some()
     }
 
-    /// What all records so far lead to.
+    /// The state after all records so far.
     pub fn state(&self) -> &ManifestReplay {
         &self.state
     }
@@ -115,8 +116,8 @@ impl ManifestWriter {
         std::mem::take(&mut self.replaced)
     }
 
-    /// Adds a change, one record for each column family, all or none, and makes it durable;
-    /// suspends for the disk. The next file's number and the last sequence are added here.
+    /// Appends a change, one record for each column family, all or none, and makes it durable.
+    /// Suspends for the disk. It adds the next file's number and the last sequence.
     ///
     /// # Errors
     /// The device's; after one, every later call fails. Only [`Kind::Full`] changes nothing.
@@ -145,7 +146,7 @@ impl ManifestWriter {
                 )
                 .await
             {
-                // The old one still does.
+                // The old one can still be used.
                 Err(error) if !self.broken && !must => tracing::debug!("{}: {error}", self.name),
                 replaced => {
                     replaced?;
@@ -178,12 +179,12 @@ impl ManifestWriter {
         Ok(())
     }
 
-    /// Goes on in a new file, which begins with all that is known and then has `records`.
+    /// Continues in a new file, which begins with the whole state and then has `records`.
     async fn replace(&mut self, number: u64, records: &[Vec<u8>], next: u64) -> Result<()> {
         let new = write_new(&self.core, &self.dir, number, &self.state, next, records).await;
         let (file, log) = match new {
             Ok(new) => new,
-            Err(error) => return Err(self.give_up(number, error).await),
+            Err(error) => return Err(self.abandon(number, error).await),
         };
         if mutant("old_manifest_goes_first") {
             let removed = self.dir.remove(&self.name).await;
@@ -199,29 +200,29 @@ impl ManifestWriter {
         Ok(())
     }
 
-    /// Makes a MANIFEST that is whole the current one.
+    /// Makes a complete MANIFEST the current one.
     async fn make_current(&mut self, number: u64) -> Result<()> {
         let io = |e: std::io::Error| Error::io("CURRENT", &e);
         let text = format!("{}\n", FileName::Manifest(number));
         if let Err(error) = self.dir.replace_small("CURRENT", text.as_bytes()).await {
-            return Err(self.give_up(number, io(error)).await);
+            return Err(self.abandon(number, io(error)).await);
         }
-        // Either of the two may be found now, until this is done.
+        // Until this is done, a crash may leave either of the two current.
         let synced = self.dir.sync().await;
         self.broken = synced.is_err();
         synced.map_err(|e| io(e).for_good())
     }
 
-    /// Removes a MANIFEST that CURRENT does not name. After an error that says nothing of what was
-    /// done it stays, and writing ends.
-    async fn give_up(&mut self, number: u64, error: Error) -> Error {
+    /// Removes a MANIFEST that CURRENT does not name. After an error that leaves it unknown what
+    /// was done, the file stays and writing ends.
+    async fn abandon(&mut self, number: u64, error: Error) -> Error {
         if !matches!(error.kind(), Kind::Full | Kind::Memory) {
             self.broken = true;
             return error.for_good();
         }
         let name = FileName::Manifest(number).to_string();
         if let Err(error) = self.dir.remove(&name).await {
-            tracing::debug!("{name} could not be removed: {error}");
+            tracing::debug!("cannot remove {name}: {error}");
         }
         error
     }
@@ -233,7 +234,7 @@ impl ManifestWriter {
         }
     }
 
-    /// Gets room up to `end`.
+    /// Reserves space up to `end`.
     async fn reserve(&mut self, end: u64) -> Result<()> {
         if end > self.room {
             let file = self.file();
@@ -249,7 +250,7 @@ impl ManifestWriter {
         Ok(())
     }
 
-    /// Makes what goes into one block durable, the sector that it begins with last.
+    /// Makes the part of one block durable, its first sector last.
     async fn put(&self, start: u64, bytes: &[u8]) -> Result<()> {
         debug_assert!(start.is_multiple_of(SECTOR as u64));
         let at_once = mutant("manifest_is_written_at_once");
@@ -267,9 +268,9 @@ impl ManifestWriter {
     }
 }
 
-/// The records of a change, where `last_sequence` is the MANIFEST's so far: the largest that no log
-/// holds which counts. It does not become larger but with these logs, or recovery could not tell
-/// that one of them is missing.
+/// Encodes the records of a change. `last_sequence` is the MANIFEST's so far: no log that counts
+/// holds it or a smaller one. It must not increase unless these logs become obsolete, or recovery
+/// could not tell that one of them is missing.
 fn encode(db: &Db, last_sequence: u64, edits: &mut [VersionEdit]) -> Vec<Vec<u8>> {
     let add = |edit: &mut VersionEdit| {
         edit.next_file_number = Some(db.next_file());
@@ -279,8 +280,8 @@ fn encode(db: &Db, last_sequence: u64, edits: &mut [VersionEdit]) -> Vec<Vec<u8>
     edits.iter_mut().map(add).collect()
 }
 
-/// Writes a MANIFEST that nobody reads yet: what leads to `state`, and `records`. It is durable,
-/// its name too.
+/// Writes a MANIFEST that is not current yet: records that lead to `state`, then `records`. It is
+/// durable when this returns, and so is its name.
 async fn write_new(
     core: &Core,
     dir: &Dir,
@@ -291,7 +292,7 @@ async fn write_new(
 ) -> Result<(File, LogWriter)> {
     let name = FileName::Manifest(number).to_string();
     let io = |e: std::io::Error| Error::io(&name, &e);
-    // Buffered, so that it is never longer than it says.
+    // Buffered, so that the file is never longer than its records.
     let file = core.attach(&dir.create_or_empty(&name, Mode::Buffered).await.map_err(io)?);
     let mut log = LogWriter::new(None, 0);
     let (mut at, mut bytes) = (0, Vec::new());
@@ -307,7 +308,7 @@ async fn write_new(
     for record in records {
         log.append(record, &mut bytes);
     }
-    // A record that says nothing goes to the end of the sector, or of a later one.
+    // A record without meaning fills the sector, or reaches to the end of a later one.
     while !log.position().is_multiple_of(SECTOR as u64) {
         let mut filler = Vec::new();
         let over = log.position() as usize % SECTOR;
@@ -318,7 +319,7 @@ async fn write_new(
     if !(mutant("manifest_is_not_synced") || mutant("new_manifest_is_not_synced")) {
         file.sync_data().await.map_err(io)?;
     }
-    // The MANIFEST's own name must last before CURRENT says it.
+    // The MANIFEST's name must be durable before CURRENT has it.
     dir.sync().await.map_err(io)?;
     Ok((file, log))
 }
@@ -334,8 +335,8 @@ async fn write(file: &File, start: u64, bytes: &[u8]) -> std::io::Result<()> {
     Ok(())
 }
 
-/// The length that a record of `len` bytes is lengthened to, so that with its header it reaches as
-/// far as the end of the first sector, of which `first` bytes are left, or of a later one.
+/// The length to which a record of `len` bytes is padded, so that with its header it ends with a
+/// sector. `first` bytes are left in the first sector.
 fn filled(len: usize, first: usize) -> usize {
     let mut end = first;
     while end < HEADER + len || (1..FILLER_MIN).contains(&(end - HEADER - len)) {
@@ -344,14 +345,14 @@ fn filled(len: usize, first: usize) -> usize {
     end - HEADER
 }
 
-/// Lays out records, none of them longer than a block, behind a log that ends with a sector.
-/// Returns what goes into each block, and the log behind it, which ends with a sector, too.
+/// Lays out records, none of them longer than a block, after a log that ends with a sector. Returns
+/// the part of each block, and the log after them, which also ends with a sector.
 fn pack(mut log: LogWriter, records: &[Vec<u8>]) -> (Vec<Vec<u8>>, LogWriter) {
     let left = |log: &LogWriter| LOG_BLOCK_BYTES - log.position() as usize % LOG_BLOCK_BYTES;
     let (mut parts, mut bytes) = (Vec::new(), Vec::new());
     for (at, record) in records.iter().enumerate() {
         if HEADER + record.len() > left(&log) {
-            // The first one finds too little room in the block.
+            // The first record does not fit into the block.
             let mut filler = Vec::new();
             VersionEdit::fill(&mut filler, left(&log) - HEADER);
             log.append(&filler, &mut bytes);
@@ -359,8 +360,8 @@ fn pack(mut log: LogWriter, records: &[Vec<u8>]) -> (Vec<Vec<u8>>, LogWriter) {
         }
         let end = HEADER + record.len();
         let room = left(&log) - end;
-        // How far it is lengthened: to the end of the block when the next one does not fit into it,
-        // to the end of a sector when there is no next one.
+        // The padding: to the end of the block if the next record does not fit into it, to the end
+        // of a sector if there is no next record.
         let more = match records.get(at + 1) {
             Some(next) if HEADER + next.len() <= room => 0,
             Some(_) => room,
@@ -377,7 +378,7 @@ fn pack(mut log: LogWriter, records: &[Vec<u8>]) -> (Vec<Vec<u8>>, LogWriter) {
             VersionEdit::fill(&mut record, len);
             log.append(&record, &mut bytes);
         } else {
-            // Too little for a field; at a block's end, where no header fits, zeros do.
+            // Too little for a field. No header fits at the block's end, so zeros are valid there.
             log.append(&record, &mut bytes);
             bytes.resize(bytes.len() + more, 0);
             log = LogWriter::new(None, log.position() + more as u64);
@@ -410,7 +411,7 @@ mod tests {
         }
     }
 
-    /// A record of an atomic group with `len` bytes, 8 at least.
+    /// A record of an atomic group with `len` bytes, at least 8.
     fn record(len: usize, remaining: usize) -> Vec<u8> {
         let edit = VersionEdit {
             atomic_group_remaining: Some(remaining as u32),
@@ -421,7 +422,7 @@ mod tests {
         record
     }
 
-    /// The number of whole records, those that are fillers not counted.
+    /// The number of whole records without fillers.
     fn read(bytes: &[u8]) -> (usize, LogEnd, u64) {
         let mut reader = LogReader::new(LogKind::Manifest);
         let mut count = 0;
@@ -446,8 +447,8 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever sectors of a part are on the disk when power is cut before its first one is:
-        /// readers see the parts before, whole, and then the end.
+        /// Any sectors of a part may be on the disk when power is cut before its first one is
+        /// written. Readers see the parts before it, whole, and then the end.
         #[test]
         fn no_prefix_of_a_group_is_taken_for_damage(
             before in 0usize..65,

@@ -1,14 +1,15 @@
-//! What a merge takes, and where what comes out of it goes.
+//! The plan of a merge: its inputs, and the levels of its outputs.
 //!
-//! Normally that is all of level 0, and the tables of level 1 that overlap it.
+//! Normally the inputs are all files of level 0 and the tables of level 1 that overlap them, and
+//! the outputs go to level 1.
 //!
-//! A table that cannot be read is left alone, in level 0 or 1, and so is what must not change its
-//! place relative to it:
+//! A table that cannot be read is left alone, in level 0 or 1. The order of versions relative to it
+//! must not change:
 //!
-//! - Nothing moves past an older table of level 0 that stays. So the files between two that are
-//!   left alone are merged among themselves (a run).
-//! - What overlaps a table that stays, an older one of level 0 or one of level 1, cannot go to
-//!   level 1. It becomes one table of level 0 in the place of the run ([`Plan::stays`]); the rest
+//! - Nothing moves past an older table of level 0 that stays. So the files between two tables that
+//!   are left alone (a run) are merged among themselves.
+//! - Keys that overlap a table that stays, an older one of level 0 or one of level 1, cannot go to
+//!   level 1. They become one table of level 0 at the place of the run ([`Plan::stays`]); the rest
 //!   goes to level 1 as usual. So level 0 stays short, however much is written.
 
 use std::ops::Range;
@@ -21,22 +22,22 @@ use crate::version::{Family, Version, user_key};
 #[cfg(test)]
 mod tests;
 
-/// Files of level 0 that are merged.
+/// Files of level 0 from which on they are merged.
 const LEVEL0_FILES: usize = 4;
-/// Files of level 0 that are merged though level 1, or what stays, is so much larger that little
-/// comes of it.
+/// Files of level 0 from which on they are merged even if the other inputs are much larger, so that
+/// the merge gains little.
 const LEVEL0_FILES_MANY: usize = 12;
-/// How much larger.
+/// The ratio that counts as much larger.
 const MUCH_LARGER: u64 = 4;
 
-/// A range of user keys: from the first, up to but without the second; `None` is no bound.
+/// A range of user keys: `from` inclusive, `to` exclusive; `None` for no bound.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Zone {
     pub from: Option<Vec<u8>>,
     pub to: Option<Vec<u8>>,
 }
 
-/// What is merged, by slot.
+/// The inputs of a merge, by slot.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Plan {
     /// The newest first.
@@ -45,15 +46,15 @@ pub(crate) struct Plan {
     pub level1: Vec<u32>,
     /// Older versions of what goes to level 1 may lie in deeper levels.
     pub deeper: bool,
-    /// Nothing overlaps: the files only change their level.
+    /// The files overlap nothing: they only change their level.
     pub moves: bool,
-    /// What of it stays in level 0, in order and apart.
+    /// Keys that stay in level 0; in order, and not adjacent.
     pub stays: Vec<Zone>,
 }
 
 impl Plan {
-    /// The fewest files of level 0 that a merge like this may take: one that stays may become the
-    /// same file.
+    /// The fewest files of level 0 that this merge may take. If keys stay in level 0, a merge of
+    /// one file could return the same file.
     pub fn least_files(&self) -> usize {
         least_files(&self.stays)
     }
@@ -63,7 +64,7 @@ fn least_files(stays: &[Zone]) -> usize {
     if stays.is_empty() { 1 } else { 2 }
 }
 
-/// What a merge may take: files of level 0, and bytes for the blocks that it stands on.
+/// The limits of a merge: files of level 0, and bytes for the current blocks of its sources.
 #[derive(Clone, Copy)]
 pub(crate) struct Memory {
     pub files: usize,
@@ -71,8 +72,7 @@ pub(crate) struct Memory {
 }
 
 impl Memory {
-    /// The oldest files that may be merged together, at least so many. Newest first, as they are
-    /// given.
+    /// The oldest files that may be merged together, at least `least`. Newest first, as given.
     fn fitting<'a>(
         &self,
         version: &Version,
@@ -80,7 +80,7 @@ impl Memory {
         level1: &[u32],
         least: usize,
     ) -> &'a [u32] {
-        // A source holds a block as it is stored, and unpacked.
+        // A source holds a block as stored, and unpacked.
         let block = |slot: u32| {
             let properties = version.table(slot).map(|table| &table.properties);
             properties.map_or(0, |p| 2 * p.data_size / p.num_data_blocks.max(1))
@@ -97,8 +97,8 @@ impl Memory {
     }
 }
 
-/// What is to be merged of a family, if anything is. `left_alone` says of a slot whether it is not
-/// to be touched.
+/// The next merge of a family, if one is due. `left_alone` tells the slots that must not be
+/// touched.
 pub(crate) fn plan(
     version: &Version,
     family: &Family,
@@ -109,7 +109,7 @@ pub(crate) fn plan(
     planner.runs().find_map(|run| planner.run(run, memory))
 }
 
-/// Files of level 0 that merges can make fewer.
+/// Files of level 0 that merges can reduce.
 pub(crate) fn level0_files(
     version: &Version,
     family: &Family,
@@ -142,7 +142,7 @@ impl Planner<'_> {
         slots.iter().map(|&slot| self.meta(slot).size_bytes).sum()
     }
 
-    /// The stretches of level 0 between files that are left alone, by place, the newest first.
+    /// The stretches of level 0 between files that are left alone, by index, the newest first.
     fn runs(&self) -> impl Iterator<Item = Range<usize>> {
         let level0 = self.level(0);
         let mut runs = Vec::new();
@@ -157,8 +157,8 @@ impl Planner<'_> {
         runs.into_iter()
     }
 
-    /// A run without its oldest files where these are much larger than the rest: what stays in
-    /// level 0 is not written again with every few files that come.
+    /// A run without its oldest files, if these are much larger than the rest: a large file that
+    /// stays in level 0 is not rewritten for every few new files.
     fn worthwhile(&self, mut run: Range<usize>) -> Range<usize> {
         if self.zones(&run).is_empty() {
             return run;
@@ -201,7 +201,7 @@ impl Planner<'_> {
         {
             return None;
         }
-        // Older versions of what stays in level 0 may go below it, never the other way.
+        // The oldest files: older versions may move below newer ones that stay, not the reverse.
         let least = least_files(&stays);
         let level0 = memory.fitting(self.version, &level0, &level1, least).to_vec();
         let deeper = self.family.levels.iter().skip(2).any(|level| !level.slots.is_empty());
@@ -223,16 +223,16 @@ impl Planner<'_> {
         Some((smallest.min_by(order)?, largest.max_by(order)?))
     }
 
-    /// Whether level 1's table at this place begins with versions of the key that the one before
-    /// ends with.
+    /// Whether the table of level 1 at this index begins with versions of the key that the table
+    /// before it ends with.
     fn split_before(&self, level1: &[u32], at: usize) -> bool {
         let (left, right) = (self.meta(level1[at - 1]), self.meta(level1[at]));
         let (largest, smallest) = (user_key(&left.largest), user_key(&right.smallest));
         !ends_before(left) && self.order().cmp_user(largest, smallest).is_ge()
     }
 
-    /// Extends a stretch of level 1 to both sides until no user key has versions inside and outside
-    /// of it: RocksDB splits the versions of a key over tables.
+    /// Extends a stretch of level 1 to both sides until no user key has versions both inside and
+    /// outside of it: RocksDB splits the versions of a key over tables.
     fn whole_keys(&self, level1: &[u32], mut range: Range<usize>) -> Range<usize> {
         if mutant("neighbours_stay_behind") {
             return range;
@@ -247,7 +247,7 @@ impl Planner<'_> {
         range
     }
 
-    /// What of a run's keys cannot go to level 1.
+    /// The keys of a run that cannot go to level 1.
     fn zones(&self, run: &Range<usize>) -> Vec<Zone> {
         let (level0, level1) = (self.level(0), self.level(1));
         let mut zones: Vec<Zone> = level0[run.end..].iter().map(|&slot| self.zone(slot)).collect();
@@ -257,7 +257,7 @@ impl Planner<'_> {
             return zones;
         }
         if self.order() != Comparator::Bytewise {
-            // A range that ends just behind a key can be said in this order alone.
+            // Only this order has a range that ends just after a key.
             return vec![Zone { from: None, to: None }];
         }
         for at in 0..level1.len() {
@@ -266,7 +266,7 @@ impl Planner<'_> {
                 _ => groups.push(at..at + 1),
             }
         }
-        // A table of level 1 that overlaps what stays above it stays, too; and so on.
+        // A table of level 1 that overlaps keys that stay above it stays too; and so on.
         groups.retain(|group| {
             let damaged = level1[group.clone()].iter().any(|&slot| (self.left_alone)(slot));
             if damaged {
@@ -318,12 +318,12 @@ impl Planner<'_> {
     }
 }
 
-/// Whether a table's largest key is the end of a range tombstone, which is not in it.
+/// Whether a table's largest key is the exclusive end of a range tombstone.
 fn ends_before(meta: &FileMeta) -> bool {
     InternalKey::parse(&meta.largest).is_ok_and(|largest| largest.packed == SENTINEL_PACKED)
 }
 
-/// Zones with both bounds, in order, as zones that are apart.
+/// Sorts zones that have both bounds, and joins those that overlap or are adjacent.
 fn joined(order: Comparator, mut zones: Vec<Zone>) -> Vec<Zone> {
     let bound = |bound: &Option<Vec<u8>>| bound.clone().unwrap_or_default();
     zones.sort_by(|a, b| order.cmp_user(&bound(&a.from), &bound(&b.from)));

@@ -1,10 +1,22 @@
-//! Writing: the one core that puts batches in order, and what it does in the background.
+//! Writing: the core that puts batches in order, and its background work.
 //!
-//! `writer` is the entry. `commit` writes groups to the log (`wal_writer`) and to the memtables;
-//! `flush` and `compaction` write tables (`job`, `table_writer`) and change the MANIFEST
-//! (`manifest_writer`). `merge_plan` and `keep` decide what is merged and what is kept of it; both
-//! are pure. Backpressure is in `pace` and `space`.
+//! - `writer` is the entry, and tells the path of a write. `state` is what the tasks of that core
+//!   share.
+//! - `commit` writes groups to the log (`wal_writer`) and to the memtables.
+//! - `flush` and `compaction` write tables and change the MANIFEST (`manifest_turn`,
+//!   `manifest_writer`). Their work runs as a `job` on other cores (`merge`, `table_writer`);
+//!   `merge_plan` and `keep` decide what is merged and which versions are kept, and are pure.
+//! - `backpressure` is the law by which writes wait (`pace` is its rate); `retry` tries again after
+//!   failures; `quarantine` lists damaged tables; `obsolete` removes and recycles files.
+//! - `bulk_load` writes tables without the log.
+//!
+//! It may use `read` and what all rooms share; only `open` uses it.
+//!
+//! A circle stays: `state` has fields of the files of this room (`backpressure`, `retry`,
+//! `obsolete`, ...), which in turn add methods to `WriteState`. It is one core's state and the
+//! tasks that run on it; they read and change each other's fields without messages.
 
+pub(crate) mod backpressure;
 pub(crate) mod blob_garbage;
 pub(crate) mod bulk_load;
 pub(crate) mod commit;
@@ -13,11 +25,15 @@ pub(crate) mod flush;
 pub(crate) mod insist;
 pub(crate) mod job;
 pub(crate) mod keep;
+pub(crate) mod manifest_turn;
 pub(crate) mod manifest_writer;
+pub(crate) mod merge;
 pub(crate) mod merge_plan;
+pub(crate) mod obsolete;
 pub(crate) mod pace;
 pub(crate) mod quarantine;
-pub(crate) mod space;
+pub(crate) mod retry;
+pub(crate) mod state;
 pub(crate) mod table_writer;
 pub(crate) mod wal_writer;
 pub(crate) mod writer;

@@ -1,41 +1,38 @@
-//! How fast flushes and merges go.
-//!
-//! What they read and write queues in the device before the log's groups. So each goes at a rate at
-//! which it ends in time, and no faster: a flush within half the time that the next memtables take
-//! to fill, a merge before level 0 has so many files that writes are slowed down. Where it is late
-//! already, where writing ends, and where no memtable has filled yet, there is no rate.
+//! The rate of flushes and merges. `backpressure.rs` sets it, on the core that owns the database;
+//! the job keeps to it, on its own core.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use reactor::Core;
 
 /// Slowest rate, in bytes per second.
 const RATE_MIN: u64 = 32 << 20;
-/// Bytes after which the clock is looked at.
+/// Bytes after which the clock is read.
 const STEP: u64 = 128 << 10;
 /// Longest sleep in nanoseconds: the rate may change meanwhile.
 const SLEEP_MAX_NS: u64 = 20_000_000;
-/// What may be made up for of a time in which nothing got on, in nanoseconds.
+/// Lost time that a job may make up for, in nanoseconds.
 const LATE_MAX_NS: u64 = 10_000_000;
 
 /// A rate that one core sets and another keeps to.
 #[derive(Default)]
 pub(crate) struct Pace {
-    /// Bytes per second; 0 for as many as there can be.
+    /// Bytes per second; 0 for no limit.
     rate: AtomicU64,
     /// Nanoseconds slept.
     slept_ns: AtomicU64,
 }
 
 impl Pace {
-    /// So many bytes in so many nanoseconds.
+    /// Sets the rate to `bytes` in `ns` nanoseconds.
     pub fn set(&self, bytes: u64, ns: u64) {
         let rate = u128::from(bytes) * 1_000_000_000 / u128::from(ns.max(1));
         let rate = u64::try_from(rate).unwrap_or(u64::MAX);
         self.rate.store(rate.max(RATE_MIN), Ordering::Relaxed);
     }
 
-    /// As fast as it can.
+    /// Removes the limit.
     pub fn hurry(&self) {
         self.rate.store(0, Ordering::Relaxed);
     }
@@ -46,11 +43,11 @@ impl Pace {
     }
 }
 
-/// Keeps to a pace.
+/// A job that keeps to a pace.
 pub(crate) struct Paced<'a> {
     pace: &'a Pace,
     bytes: u64,
-    /// When what was done so far is due.
+    /// When the work done so far is due.
     due_ns: u64,
 }
 
@@ -59,7 +56,7 @@ impl<'a> Paced<'a> {
         Paced { pace, bytes: 0, due_ns: 0 }
     }
 
-    /// So many bytes more are done; suspends until it is time for the next.
+    /// Notes that `bytes` more are done. Suspends until it is time for the next.
     pub async fn done(&mut self, core: &Core, bytes: u64) {
         self.bytes += bytes;
         if self.bytes < STEP {
@@ -79,5 +76,45 @@ impl<'a> Paced<'a> {
             core.sleep_ns(ns).await;
             self.pace.slept_ns.fetch_add(ns, Ordering::Relaxed);
         }
+    }
+}
+
+/// The progress of a merge.
+pub(crate) struct MergeProgress {
+    started_ns: u64,
+    /// Bytes to be merged.
+    bytes: u64,
+    /// Bytes merged so far, about. The job counts them.
+    done: Arc<AtomicU64>,
+    pace: Arc<Pace>,
+    /// What the pace had slept when the merge began.
+    slept_ns: u64,
+}
+
+impl MergeProgress {
+    /// Begins a merge of `bytes`. The job counts the bytes that are done in `done`.
+    pub fn new(now_ns: u64, bytes: u64, done: &Arc<AtomicU64>, pace: &Arc<Pace>) -> MergeProgress {
+        let slept_ns = pace.slept_ns();
+        MergeProgress {
+            started_ns: now_ns,
+            bytes,
+            done: done.clone(),
+            pace: pace.clone(),
+            slept_ns,
+        }
+    }
+
+    /// Bytes that are left to be merged, about.
+    pub fn left(&self) -> u64 {
+        self.bytes.saturating_sub(self.done.load(Ordering::Relaxed))
+    }
+
+    /// Nanoseconds that the rest will take at the speed so far, sleeps not counted.
+    pub fn left_ns(&self, now_ns: u64) -> u64 {
+        let done = self.done.load(Ordering::Relaxed).clamp(1, self.bytes.max(1));
+        let slept_ns = self.pace.slept_ns() - self.slept_ns;
+        let ns = now_ns.saturating_sub(self.started_ns).saturating_sub(slept_ns);
+        let left = u128::from(ns) * u128::from(self.bytes.saturating_sub(done)) / u128::from(done);
+        u64::try_from(left).unwrap_or(u64::MAX)
     }
 }

@@ -1,36 +1,36 @@
-//! Tables that merges leave alone, because they cannot be read, or not with this little memory.
+//! Tables that merges leave alone: they cannot be read, or need more memory than there is.
 //!
-//! Known from the opening on, or found by a merge. Nothing of it is on the disk: a table that is
-//! damaged is found again after the next opening.
+//! The opening finds some, and merges find others. The list is not stored: after the next opening a
+//! damaged table is found again.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
 
 use crate::error::{Error, Kind};
 use crate::version::{Slot, Version};
-use crate::write::compaction;
+use crate::write::merge;
 use crate::write::merge_plan;
 
-/// See the module text.
+/// The tables that merges leave alone.
 #[derive(Default)]
 pub(crate) struct Quarantine {
     /// Their numbers.
     tables: RefCell<BTreeSet<u64>>,
     /// One of them needs more memory than there is.
     for_memory: Cell<bool>,
-    /// What [`Quarantine::level0_files`] found, and the version it was for.
+    /// The last result of [`Quarantine::level0_files`], and the epoch of its version.
     level0_files: Cell<Option<(u64, usize)>>,
 }
 
 impl Quarantine {
-    /// With what a version is known not to have whole in the levels that are merged.
+    /// The tables of a version, in the levels that are merged, that are known to be damaged.
     pub fn new(version: &Version) -> Quarantine {
         let quarantine = Quarantine::default();
         for family in version.families.iter().filter(|family| family.refused.is_none()) {
             for &slot in family.levels.iter().take(2).flat_map(|level| &level.slots) {
                 if let Slot::Broken { error, .. } = &version.slots[slot as usize] {
                     quarantine.add(version, slot, error);
-                } else if compaction::cut(version, slot, family.comparator).is_none() {
+                } else if merge::truncated_tombstones(version, slot, family.comparator).is_none() {
                     let name = version.meta(slot).number;
                     let text = format!(
                         "{name:06}.sst: range deletions that reach beyond the table, in reverse order"
@@ -42,7 +42,7 @@ impl Quarantine {
         quarantine
     }
 
-    /// Leaves a table alone from now on, and says so once.
+    /// Leaves a table alone from now on, and reports it once.
     pub fn add(&self, version: &Version, slot: u32, error: &Error) {
         let number = version.meta(slot).number;
         self.level0_files.set(None);
@@ -70,7 +70,7 @@ impl Quarantine {
         !tables.is_empty() && tables.contains(&version.meta(slot).number)
     }
 
-    /// How many tables of a version are left alone.
+    /// The number of tables of a version that are left alone.
     pub fn tables(&self, version: &Version) -> usize {
         if self.tables.borrow().is_empty() {
             return 0;
@@ -79,7 +79,7 @@ impl Quarantine {
         levels.flat_map(|level| &level.slots).filter(|slot| self.holds(version, **slot)).count()
     }
 
-    /// Files of level 0 that merges can make fewer, of the family that has most.
+    /// Files of level 0 that merges can reduce, of the family that has most.
     pub fn level0_files(&self, version: &Version) -> usize {
         if self.tables.borrow().is_empty() {
             let levels = version.families.iter().filter_map(|family| family.levels.first());

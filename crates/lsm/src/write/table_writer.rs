@@ -1,4 +1,4 @@
-//! Writing one table from entries in their order, and opening it: what a flush and a merge share.
+//! Writing a table from sorted entries, and opening it. Flushes, merges and loads use it.
 
 use fs::FileWriter;
 use rocksfmt::{BlobIndex, FileMeta, FileName, SstBuilder, SstOptions, ValueType, unpack};
@@ -8,20 +8,20 @@ use crate::table::Table;
 use crate::version::Family;
 use crate::write::job::Job;
 
-/// Largest and smallest size of a table below level 0, about.
+/// The bounds of [`file_bytes`].
 const FILE_BYTES_MAX: u64 = 64 << 20;
 const FILE_BYTES_MIN: u64 = 4 << 20;
-/// Bytes that gather before they are handed to the file.
+/// Bytes that are gathered before they are passed to the file.
 const PIECE: usize = 16 << 10;
 
-/// Size of a table below level 0, about. Whoever writes one holds its index and the hashes of all
-/// its keys, a tenth of it or more where values are small; and an index or filter that is read on
-/// demand is read whole. So tables are small where memory is little.
+/// Size of a table below level 0, about. A table writer holds the table's index and the hashes of
+/// all its keys, a tenth of the table or more if values are small; and an index or filter that is
+/// read on demand is read whole. So tables are small if there is little memory.
 pub(crate) fn file_bytes(job: &Job) -> u64 {
     (job.db.0.tables.budget() as u64).clamp(FILE_BYTES_MIN, FILE_BYTES_MAX)
 }
 
-/// See the module text.
+/// A table that is being written.
 pub(crate) struct TableWriter<'a> {
     job: &'a Job,
     family: &'a Family,
@@ -32,8 +32,7 @@ pub(crate) struct TableWriter<'a> {
 }
 
 impl<'a> TableWriter<'a> {
-    /// Makes the file, with a number of its own, for a table of about so many bytes. Suspends for
-    /// the disk.
+    /// Creates the file, with a new number, for a table of about `bytes`. Suspends for the disk.
     pub async fn create(job: &'a Job, family: &'a Family, bytes: u64) -> Result<TableWriter<'a>> {
         let number = job.db.new_number();
         let name = FileName::Sst(number).to_string();
@@ -79,7 +78,7 @@ impl<'a> TableWriter<'a> {
         self.builder.add_range_tombstone(start, end, sequence);
     }
 
-    /// Ends the file, makes it durable (its name is the caller's business) and opens it.
+    /// Completes the file, makes it durable and opens it. The caller makes its name durable.
     pub async fn finish(mut self, epoch: u64) -> Result<Table> {
         let io = |e: std::io::Error| Error::io(&self.name, &e);
         let (rest, meta) = self.builder.finish();

@@ -4,23 +4,23 @@
 //! - `power`: a group is padded to the device's block, written directly and flushed. It survives a
 //!   power cut.
 //!
-//! The file has its room on the disk from the start, and gets more before it needs it: so a write
-//! does not find the disk full, and at `power` a flush need not wait for more than the blocks.
+//! The file reserves its space on the disk when it is created, and more before it is needed. So a
+//! write does not find the disk full, and at `power` a flush waits for the data blocks only.
 //!
-//! At `power` every group ends in a record that says where it began, also the empty one with which
-//! a log begins: recovery must know which holes a power cut can have torn (`rocksfmt`'s
+//! At `power` every group ends in a record that says where the group began; the log begins with an
+//! empty group. So recovery knows which gaps a torn write can have left (`rocksfmt`'s
 //! `group_end.rs`).
 //!
-//! At both levels the first record says with which sequence the log begins: recovery notices a log
-//! that is missing in front of it, or lacks its end (`log_chain.rs`).
+//! At both levels the first record has the log's first sequence. So recovery notices that the log
+//! before it is missing or lacks its end (`log_chain.rs`).
 //!
-//! A log that is needed no more is kept as `NNNNNN.dbtmp`, gets a new name and is written again
-//! from its start. Every record has its log's number, so what is left of the old one behind its end
-//! is not taken for its own. So no blocks are given back and taken again, and at `power` a flush
-//! has no block to enter into the file system's books. Two of RocksDB's `wal_recovery_mode`s take
-//! the old records for damage: there the kept log is emptied first.
+//! An obsolete log is recycled: it is kept as `NNNNNN.dbtmp`, gets a new name and is written over
+//! from its start. Every record has its log's number, so records of the old log after the end of
+//! the new one are not taken for its own. Recycling frees and allocates no blocks, and at `power` a
+//! flush has no block to enter into the file system's metadata. Two of RocksDB's
+//! `wal_recovery_mode`s take the old records for damage: for these the log is truncated first.
 //!
-//! A group that failed is not written again: nobody knows what of it is there.
+//! A failed group is not retried: it is unknown how much of it is on the disk.
 
 use fs::{Dir, File, Mode};
 use reactor::Core;
@@ -30,49 +30,50 @@ use crate::durability::Durability;
 use crate::error::{Error, Kind, Result};
 use crate::write::insist;
 
-/// What a log is to be like.
+/// How to create a log.
 pub(crate) struct NewLog {
     pub number: u64,
-    /// A log that is needed no more, to be written again: the number of the temporary file.
-    pub spare: Option<u64>,
-    /// Nothing of the spare one may be left.
+    /// The number of a recycled log's temporary file.
+    pub recycled: Option<u64>,
+    /// Truncate the recycled log first.
     pub emptied: bool,
     pub durability: Durability,
-    /// Room that it gets on the disk, in bytes.
+    /// Space that it reserves on the disk, in bytes.
     pub room: u64,
     /// The sequence of its first batch.
     pub next_sequence: u64,
 }
 
-/// See the module text.
+/// A log that is being written.
 pub(crate) struct WalWriter {
     number: u64,
     name: String,
     file: File,
     log: LogWriter,
     durability: Durability,
-    /// Room that it gets at a time.
+    /// Space that it reserves at a time.
     room: u64,
     /// The bytes of the group under way.
     group: Vec<u8>,
+    /// A write failed.
     broken: bool,
 }
 
 impl WalWriter {
-    /// Makes a log, of a spare one where there is one; its name is durable when this is done.
+    /// Creates a log, from a recycled one if there is one. Its name is durable when this returns.
     /// Suspends for the disk.
     ///
     /// # Errors
     /// The device's.
     pub async fn create(core: &Core, dir: &Dir, new: NewLog) -> Result<WalWriter> {
-        let NewLog { number, spare, emptied, durability, room, next_sequence } = new;
+        let NewLog { number, recycled, emptied, durability, room, next_sequence } = new;
         let name = FileName::Wal(number).to_string();
         let io = |e: std::io::Error| Error::io(&name, &e);
         let mode = match durability {
             Durability::Process => Mode::Buffered,
             Durability::Power => Mode::Direct,
         };
-        let old = spare.map(|spare| FileName::Temp(spare).to_string());
+        let old = recycled.map(|number| FileName::Temp(number).to_string());
         let made = async {
             if let Some(old) = &old {
                 let room = emptied.then_some(room);
@@ -88,7 +89,7 @@ impl WalWriter {
         let file = match made.await {
             Ok(file) => file,
             Err(error) => {
-                // Nothing is in it. What cannot be removed is an empty log to whoever recovers.
+                // It holds nothing. If it cannot be removed, recovery finds an empty log.
                 for name in old.iter().chain([&name]) {
                     let _ = dir.remove(name).await;
                 }
@@ -106,7 +107,7 @@ impl WalWriter {
             broken: false,
         };
         match durability {
-            // It goes with the first group.
+            // Written with the first group.
             Durability::Process => writer.add(&LogStart { sequence: next_sequence }.encode()),
             Durability::Power => drop(writer.commit(next_sequence).await?),
         }
@@ -114,8 +115,9 @@ impl WalWriter {
         Ok(writer)
     }
 
-    /// An old log under its new name; emptied first where it gets new room. `None` where somebody
-    /// else has the file, a reader or a checkpoint of hard links: then its old name goes.
+    /// Opens a recycled log under its new name. With `room` it is truncated first and reserves that
+    /// space. Returns `None` if a reader or a checkpoint of hard links has the file: then its old
+    /// name is removed.
     async fn reopen(
         core: &Core,
         dir: &Dir,
@@ -127,7 +129,7 @@ impl WalWriter {
         let mut tries = 1;
         let opened = loop {
             match dir.open_unshared(old, mode).await {
-                // Who has just looked at it may not have closed it yet.
+                // A process that has just inspected it may not have closed it yet.
                 Err(error) if is_in_use(&error) && tries < REOPEN_TRIES => {
                     tries += 1;
                     core.sleep_ns(REOPEN_PAUSE_NS).await;
@@ -136,7 +138,7 @@ impl WalWriter {
             }
         };
         let Ok(opened) = opened else {
-            // What cannot be removed, the next opening removes.
+            // If this fails, the next opening removes it.
             let _ = dir.remove(old).await;
             return Ok(None);
         };
@@ -144,37 +146,37 @@ impl WalWriter {
         if let Some(room) = room {
             file.set_len(0).await?;
             WalWriter::allocate(&file, room).await?;
-            // Before it is a log's: the name may be durable earlier than the length.
+            // Before the rename, because the name may become durable before the length.
             file.sync_data().await?;
         }
         dir.rename(old, name).await?;
         Ok(Some(file))
     }
 
-    /// Gives an empty file room on the disk.
+    /// Reserves space for an empty file on the disk.
     async fn allocate(file: &File, room: u64) -> std::io::Result<()> {
         if let Err(error) = file.allocate(room).await {
-            // Less is better than nothing: it grows when it must.
+            // Less space is better than none: the log grows when it has to.
             file.set_len(0).await?;
             file.allocate(room / 16).await.map_err(|_| error)?;
         }
         Ok(())
     }
 
-    /// The most that the log is long with a group of so many batches, of together so many bytes.
+    /// The largest length of the log after a group of `batches` with `bytes` in total.
     fn end_with(&self, batches: u64, bytes: u64) -> u64 {
         let headers = batches * 32 + bytes / 512;
-        // What ends a group, and what fills blocks.
+        // The group's end record, and padding.
         let rest = 2 * LOG_BLOCK_BYTES as u64;
         self.log.position() + bytes + headers + rest
     }
 
-    /// Whether a group fits into the room that the log has.
+    /// Whether a group fits into the reserved space.
     pub fn has_room(&self, batches: u64, bytes: u64) -> bool {
         self.end_with(batches, bytes) <= self.file.size()
     }
 
-    /// Gets room for a group. Suspends for the disk.
+    /// Reserves space for a group. Suspends for the disk.
     ///
     /// # Errors
     /// The device's; [`Kind::Full`] changes nothing.
@@ -197,7 +199,7 @@ impl WalWriter {
         &self.file
     }
 
-    /// The file, of a log that nothing more is added to.
+    /// The file of a log that is complete.
     pub fn into_file(self) -> File {
         self.file
     }
@@ -245,7 +247,7 @@ impl WalWriter {
 
 /// Largest single write in bytes; a multiple of every alignment.
 const PIECE: usize = 1 << 20;
-/// Attempts to open an old log, and the pause between them in nanoseconds.
+/// Attempts to open a recycled log, and the pause between them in nanoseconds.
 const REOPEN_TRIES: u32 = 5;
 const REOPEN_PAUSE_NS: u64 = 1_000_000;
 

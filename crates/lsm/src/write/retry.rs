@@ -1,0 +1,199 @@
+//! Retries after a full disk, and after failures to write a table.
+//!
+//! A flush, a merge, or a log that has to begin or to grow may find the disk full. It then removes
+//! what it has begun and retries after a pause, or when a file has been removed. No acknowledged
+//! write is at stake.
+//!
+//! A flush or a merge that fails for another reason (its table cannot be created, written, flushed
+//! or read) does the same, with pauses that double: no record names its tables, and their sources
+//! are still there.
+//!
+//! Which writes are refused meanwhile is decided in `backpressure.rs`.
+
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+
+use reactor::timeout;
+
+use crate::error::{Error, Kind};
+use crate::write::backpressure::Unnotified;
+use crate::write::state::WriteState;
+
+/// A task that may find the disk full.
+#[derive(Clone, Copy)]
+pub(crate) enum Task {
+    Flush,
+    Merge,
+    Log,
+}
+
+impl Task {
+    fn name(self) -> &'static str {
+        match self {
+            Task::Flush => "a flush",
+            Task::Merge => "a merge",
+            Task::Log => "a log",
+        }
+    }
+}
+
+/// Shortest and longest pause between two attempts, in nanoseconds.
+const PAUSE_NS: u64 = 1_000_000_000;
+const PAUSE_MAX_NS: u64 = 30_000_000_000;
+/// The pause after an attempt, as a multiple of its duration: it may have written much in vain.
+const ATTEMPT_PAUSE: u64 = 3;
+/// The pause after a failure doubles with each further one, at most this many times.
+const DOUBLINGS_MAX: u32 = 5;
+
+/// The tasks that cannot make progress.
+#[derive(Default)]
+pub(crate) struct Retries {
+    /// For each task, the error of its last attempt, until one succeeds.
+    errors: RefCell<[Option<Error>; 3]>,
+    /// For each task, its failures in a row for another reason than a full disk.
+    failures: RefCell<[u32; 3]>,
+    /// The time at which a log may be tried again.
+    log_after_ns: Cell<u64>,
+    /// Files that have been removed.
+    removals: Cell<u64>,
+    /// How often the disk became full.
+    full_times: Cell<u64>,
+    /// Requests that were refused.
+    refused: Cell<u64>,
+    /// Refusals that their callers have not seen yet.
+    unnotified: Rc<Cell<u64>>,
+}
+
+impl Retries {
+    /// The error of a task that cannot make progress.
+    pub fn error(&self, task: Task) -> Option<Error> {
+        self.errors.borrow()[task as usize].clone()
+    }
+
+    /// The first error, that of a full disk before others.
+    pub fn first_error(&self) -> Option<Error> {
+        let errors = self.errors.borrow();
+        let is_full = |error: &&Error| error.kind() == Kind::Full;
+        errors.iter().flatten().find(is_full).or(errors.iter().flatten().next()).cloned()
+    }
+
+    /// Whether a task waits for space on the disk.
+    pub fn is_full(&self) -> bool {
+        self.errors.borrow().iter().flatten().any(|error| error.kind() == Kind::Full)
+    }
+
+    /// How often the disk became full.
+    pub fn full_times(&self) -> u64 {
+        self.full_times.get()
+    }
+
+    /// Whether a task fails for another reason than a full disk.
+    pub fn fails(&self, task: Task) -> bool {
+        self.failures(task) > 0
+    }
+
+    /// The failures of a task in a row, for another reason than a full disk.
+    pub fn failures(&self, task: Task) -> u32 {
+        self.failures.borrow()[task as usize]
+    }
+
+    /// Requests that were refused.
+    pub fn refused(&self) -> u64 {
+        self.refused.get()
+    }
+
+    /// Counts a refusal.
+    pub fn count_refusal(&self) -> Unnotified {
+        self.refused.set(self.refused.get() + 1);
+        Unnotified::new(&self.unnotified)
+    }
+
+    /// Whether a caller has not seen its refusal yet.
+    pub fn has_unnotified(&self) -> bool {
+        self.unnotified.get() > 0
+    }
+}
+
+impl WriteState {
+    /// A task has found the disk full.
+    pub fn note_full(&self, task: Task, error: &Error) {
+        if !self.retries.is_full() {
+            self.retries.full_times.set(self.retries.full_times.get() + 1);
+            tracing::warn!(
+                "{}: the disk is full: {error}; reads go on, and what cannot be written is refused until there is \
+                 space",
+                self.dir.path().display()
+            );
+        }
+        self.retries.errors.borrow_mut()[task as usize] = Some(error.clone());
+        // Wake the waiters: this task cannot make progress.
+        self.changed.notify_all();
+        if let Task::Log = task {
+            self.retries.log_after_ns.set(self.core.now_ns() + PAUSE_NS);
+        }
+    }
+
+    /// A task has succeeded, or has nothing to do.
+    pub fn note_success(&self, task: Task) {
+        let was = self.retries.errors.borrow_mut()[task as usize].take();
+        let failures = std::mem::take(&mut self.retries.failures.borrow_mut()[task as usize]);
+        if failures > 0 {
+            tracing::info!("{}: {} succeeds again", self.dir.path().display(), task.name());
+        } else if was.is_some() && !self.retries.is_full() {
+            tracing::info!("{}: there is space again", self.dir.path().display());
+        }
+    }
+
+    /// A file has been removed: retries need not wait.
+    pub fn note_removal(&self) {
+        self.retries.removals.set(self.retries.removals.get() + 1);
+        self.retries.log_after_ns.set(0);
+        self.changed.notify_all();
+    }
+
+    /// Reports the failure of a flush or a merge that began at `since_ns` and left nothing, and
+    /// waits until it may be retried or writing ends.
+    pub async fn back_off(&self, task: Task, error: &Error, since_ns: u64) {
+        if error.kind() == Kind::Full {
+            self.note_full(task, error);
+            return self.wait_for_space(since_ns).await;
+        }
+        let failures = self.retries.failures(task);
+        let least = PAUSE_NS << failures.min(DOUBLINGS_MAX);
+        let now = self.core.now_ns();
+        let pause = ((now - since_ns) * ATTEMPT_PAUSE).clamp(least, PAUSE_MAX_NS.max(least));
+        tracing::error!(
+            "{}: {} has failed and is tried again in {} s: {error}",
+            self.dir.path().display(),
+            task.name(),
+            pause / 1_000_000_000
+        );
+        self.count(|stats| stats.table_failures += 1);
+        self.retries.failures.borrow_mut()[task as usize] = failures + 1;
+        self.retries.errors.borrow_mut()[task as usize] = Some(error.clone());
+        // Wake the waiters: this task cannot make progress.
+        self.changed.notify_all();
+        self.pause(pause, || false).await;
+    }
+
+    /// Waits until a task may find space, after an attempt that began at `since_ns`.
+    async fn wait_for_space(&self, since_ns: u64) {
+        let ns = self.core.now_ns() - since_ns;
+        let pause = (ns * ATTEMPT_PAUSE).clamp(PAUSE_NS, PAUSE_MAX_NS);
+        let removals = self.retries.removals.get();
+        self.pause(pause, || self.retries.removals.get() > removals).await;
+    }
+
+    /// Waits for a time, until `ready` holds, or until writing ends.
+    async fn pause(&self, ns: u64, ready: impl Fn() -> bool) {
+        let ends = || self.is_closing() || self.has_failed() || ready();
+        // It does not matter which of the two ends the pause.
+        let _ = timeout(&self.core, ns, self.changed.wait_until(ends)).await;
+    }
+
+    /// The error of a log that was tried a moment ago and is not tried now.
+    pub fn log_backs_off(&self) -> Option<Error> {
+        let error = self.retries.error(Task::Log)?;
+        (self.core.now_ns() < self.retries.log_after_ns.get()).then_some(error)
+    }
+}

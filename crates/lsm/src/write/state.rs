@@ -1,0 +1,319 @@
+//! The state of writing, on the core that owns the database, and what its tasks share.
+//!
+//! Four tasks run on it: commit, flush, compaction and the removal of obsolete files. They wait
+//! for each other with [`WriteState::changed`]. All of it belongs to one core; jobs on other cores
+//! (`job.rs`) get copies.
+
+use std::cell::{Cell, RefCell};
+use std::collections::{BTreeMap, VecDeque};
+use std::rc::Rc;
+use std::sync::Arc;
+
+use fs::{Dir, File};
+use memtable::Reserve;
+use reactor::{Core, Event, Oneshot};
+use rocksfmt::BatchWriter;
+
+use crate::db::Db;
+use crate::error::{Error, Kind, Result};
+use crate::mem::Mem;
+use crate::options::WriteOptions;
+use crate::write::backpressure::{Paces, Unnotified};
+use crate::write::manifest_turn::SharedManifest;
+use crate::write::manifest_writer::ManifestWriter;
+use crate::write::obsolete::ObsoleteFiles;
+use crate::write::pace::MergeProgress;
+use crate::write::quarantine::Quarantine;
+use crate::write::retry::Retries;
+use crate::write::writer::WriterStats;
+
+/// Pause after a flush or a merge that found no memory, in nanoseconds.
+const MEMORY_PAUSE_NS: u64 = 100_000_000;
+/// The tasks that [`crate::Writer`] starts.
+const TASKS: usize = 4;
+
+/// The state of writing.
+pub(crate) struct WriteState {
+    pub core: Core,
+    pub dir: Dir,
+    pub db: Db,
+    pub options: WriteOptions,
+    pub queue: Queue,
+    pub flushes: Flushes,
+    pub merges: Merges,
+    pub manifest: SharedManifest,
+    pub obsolete: ObsoleteFiles,
+    pub paces: Paces,
+    pub retries: Retries,
+    pub reserve: ReservedMemory,
+    pub lifecycle: Lifecycle,
+    /// Notified when something changed that a task of this state may wait for, other than
+    /// [`Queue::arrived`].
+    pub changed: Event,
+    /// The first logs of column families that were cleared.
+    pub cleared: RefCell<BTreeMap<u32, u64>>,
+    /// The number of keys of the default column family, without those in memtables.
+    pub keys_in_tables: Cell<Option<u64>>,
+    next_epoch: Cell<u64>,
+    stats: Cell<WriterStats>,
+}
+
+/// Requests that the commit task has not taken yet.
+#[derive(Default)]
+pub(crate) struct Queue {
+    pub requests: RefCell<VecDeque<Pending>>,
+    /// Notified when a request has arrived.
+    pub arrived: Event,
+}
+
+/// Memtables that become tables.
+#[derive(Default)]
+pub(crate) struct Flushes {
+    pub waiting: RefCell<VecDeque<Generation>>,
+    /// Generations that have become tables.
+    pub done: Cell<u64>,
+}
+
+/// Merges of tables.
+pub(crate) struct Merges {
+    /// The progress of the merge under way.
+    pub progress: RefCell<Option<MergeProgress>>,
+    /// Tables that merges leave alone.
+    pub quarantine: Quarantine,
+    /// Most files of level 0 in one merge. Reduced after a merge that lacked memory.
+    pub files_max: Cell<usize>,
+}
+
+/// Memory for memtables that another core has touched.
+#[derive(Default)]
+pub(crate) struct ReservedMemory {
+    pub chunks: RefCell<Reserve>,
+    /// Another core is touching more.
+    pub filling: Cell<bool>,
+}
+
+/// Whether writing goes on.
+pub(crate) struct Lifecycle {
+    /// The error that ended all writing.
+    pub failed: RefCell<Option<Error>>,
+    pub closing: Cell<bool>,
+    /// The commit task runs: submitted requests may still need room in memory and in level 0.
+    pub committing: Cell<bool>,
+    /// Tasks and loads that the end of writing waits for.
+    working: Cell<usize>,
+    /// Notified when one of them has ended.
+    ended: Event,
+}
+
+/// A request of a caller.
+pub(crate) enum Request {
+    Batch {
+        batch: BatchWriter,
+        /// The change of the number of keys, if it is known.
+        keys: Option<i64>,
+    },
+    /// Clear a column family.
+    Clear(u32),
+    /// Make durable all that was submitted before.
+    Sync,
+}
+
+/// A request and its result.
+pub(crate) struct Pending {
+    pub request: Request,
+    pub done: Rc<Done>,
+}
+
+impl Pending {
+    /// The column family that it clears, if it does.
+    pub fn clears(&self) -> Option<u32> {
+        match self.request {
+            Request::Clear(family) => Some(family),
+            Request::Batch { .. } | Request::Sync => None,
+        }
+    }
+}
+
+/// The result of a request, once it is known: the last sequence number of its batch.
+#[derive(Default)]
+pub(crate) struct Done {
+    pub result: Oneshot<Result<u64>>,
+    /// It was refused, and the caller has not seen that yet.
+    pub unnotified: Cell<Option<Unnotified>>,
+}
+
+impl Done {
+    pub fn refuse(&self, error: Error, unnotified: Unnotified) {
+        self.unnotified.set(Some(unnotified));
+        self.set(Err(error));
+    }
+
+    /// Sets the result. Only the first one counts.
+    pub fn set(&self, result: Result<u64>) {
+        let _ = self.result.send(result);
+    }
+}
+
+/// Memtables that become tables together, their log, and the first log that is not theirs.
+pub(crate) struct Generation {
+    pub mems: Vec<(u32, Arc<Mem>)>,
+    /// `None` for recovered writes: they come from all logs there were.
+    pub log_number: Option<u64>,
+    /// The change of the number of keys by these memtables, if it is known.
+    pub keys: Option<i64>,
+    /// The log, unless it is known to be durable.
+    pub log: Option<File>,
+    pub next_log: u64,
+    /// The last sequence before that log.
+    pub last_sequence: u64,
+}
+
+impl WriteState {
+    pub fn new(
+        core: &Core,
+        dir: &Dir,
+        db: &Db,
+        options: WriteOptions,
+        manifest: ManifestWriter,
+    ) -> WriteState {
+        let epochs = db.version().slots.iter().map(|slot| slot.meta().epoch).max();
+        WriteState {
+            core: core.clone(),
+            dir: dir.clone(),
+            db: db.clone(),
+            options,
+            queue: Queue::default(),
+            flushes: Flushes::default(),
+            merges: Merges {
+                progress: RefCell::default(),
+                quarantine: Quarantine::new(&db.version()),
+                files_max: Cell::new(usize::MAX),
+            },
+            manifest: SharedManifest::new(manifest),
+            obsolete: ObsoleteFiles::default(),
+            paces: Paces::new(core.now_ns()),
+            retries: Retries::default(),
+            reserve: ReservedMemory::default(),
+            lifecycle: Lifecycle {
+                failed: RefCell::new(None),
+                closing: Cell::new(false),
+                committing: Cell::new(true),
+                working: Cell::new(TASKS),
+                ended: Event::default(),
+            },
+            changed: Event::default(),
+            cleared: RefCell::default(),
+            keys_in_tables: Cell::new(db.0.manifest.keys),
+            next_epoch: Cell::new(epochs.unwrap_or(0) + 1),
+            stats: Cell::default(),
+        }
+    }
+
+    /// The number of the next flush. A newer file of level 0 has a larger one.
+    pub fn new_epoch(&self) -> u64 {
+        let epoch = self.next_epoch.get();
+        self.next_epoch.set(epoch + 1);
+        epoch
+    }
+
+    /// The counters so far.
+    pub fn stats(&self) -> WriterStats {
+        self.stats.get()
+    }
+
+    /// Changes counters.
+    pub fn count(&self, change: impl FnOnce(&mut WriterStats)) {
+        let mut stats = self.stats.get();
+        change(&mut stats);
+        self.stats.set(stats);
+    }
+
+    /// Makes the names of files durable.
+    pub async fn sync_names(&self) -> Result<()> {
+        let synced = self.dir.sync().await;
+        // After a failed flush of names it is unknown whether a second one would cover them.
+        synced.map_err(|e| Error::io(self.dir.path().display(), &e).for_good())
+    }
+
+    /// Ends all writing.
+    pub fn fail(&self, error: &Error) {
+        let error = &error.clone().for_good();
+        tracing::error!("{}: writing ends: {error}", self.dir.path().display());
+        self.lifecycle.failed.borrow_mut().get_or_insert_with(|| error.clone());
+        for pending in self.queue.requests.take() {
+            pending.done.set(Err(error.clone()));
+        }
+        self.set_paces();
+        self.queue.arrived.notify_all();
+        self.changed.notify_all();
+    }
+
+    /// The error that ended all writing, if one did.
+    pub fn failure(&self) -> Option<Error> {
+        self.lifecycle.failed.borrow().clone()
+    }
+
+    pub fn has_failed(&self) -> bool {
+        self.lifecycle.failed.borrow().is_some()
+    }
+
+    pub fn is_closing(&self) -> bool {
+        self.lifecycle.closing.get()
+    }
+
+    /// Whether flushes and merges are to end: nothing waits for them any more.
+    pub fn is_ending(&self) -> bool {
+        self.has_failed() || (self.is_closing() && !self.lifecycle.committing.get())
+    }
+
+    /// Pauses after a flush or a merge that found no memory, and is to be retried.
+    pub async fn pause_for_memory(&self, what: &str, error: &Error) {
+        tracing::warn!("{}: {what} is tried again: {error}", self.dir.path().display());
+        self.core.sleep_ns(MEMORY_PAUSE_NS).await;
+    }
+
+    /// Fails if no new request may be accepted.
+    pub fn check_open(&self) -> Result<()> {
+        if let Some(error) = self.failure() {
+            return Err(error);
+        }
+        if self.retries.has_unnotified() {
+            return Err(self.refusal());
+        }
+        if self.is_closing() {
+            return Err(Error::new(Kind::Io, "the database is being closed"));
+        }
+        Ok(())
+    }
+
+    /// Begins work that the end of writing has to wait for.
+    pub fn begin_work(&self) -> Result<Work<'_>> {
+        self.check_open()?;
+        self.lifecycle.working.set(self.lifecycle.working.get() + 1);
+        Ok(Work(self))
+    }
+
+    /// Notes that a task, or work, has ended.
+    pub fn end_work(&self) {
+        self.lifecycle.working.set(self.lifecycle.working.get() - 1);
+        self.lifecycle.ended.notify_all();
+    }
+
+    /// Ends writing and waits until all tasks and all work have ended.
+    pub async fn close(&self) {
+        self.lifecycle.closing.set(true);
+        self.set_paces();
+        self.queue.arrived.notify_all();
+        self.changed.notify_all();
+        self.lifecycle.ended.wait_until(|| self.lifecycle.working.get() == 0).await;
+    }
+}
+
+/// Work that the end of writing waits for, until this is dropped.
+pub(crate) struct Work<'a>(&'a WriteState);
+
+impl Drop for Work<'_> {
+    fn drop(&mut self) {
+        self.0.end_work();
+    }
+}
