@@ -1,9 +1,9 @@
-//! The engine's one error: a kind to act on, and the evidence.
+//! The engine's one error: a kind for the caller to act on, and the evidence.
 
 use std::fmt;
 use std::io;
 
-/// What a caller may want to tell apart.
+/// The kinds of errors that callers treat differently.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// There is no database in this directory.
@@ -14,35 +14,35 @@ pub enum Kind {
     Corruption,
     /// The database uses something this engine does not serve; the text names it.
     Unsupported,
-    /// The device or the system refused.
+    /// The device or the system failed.
     Io,
     /// The disk is full, or no table can be written for now; the text says which. Nothing was
-    /// written; it may be tried again.
+    /// written; the caller may retry.
     Full,
-    /// More memory is needed than the budget allows.
+    /// The operation needs more memory than the budget allows.
     Memory,
     /// A snapshot or cursor was held longer than allowed, or too many are held.
     Expired,
-    /// An older RocksDB wrote the database last, which could not read what is written here.
+    /// An older RocksDB wrote the database last. It could not read what is written here.
     Older,
     /// No such column family.
     UnknownColumnFamily,
 }
 
-/// Result of everything in this crate that can fail.
+/// The result of an operation of this crate.
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// A failure of the engine. One pointer wide; built off the fast path. Cloning copies the text,
-/// so that all who waited for one read hear of its failure.
+/// A failure of the engine. One pointer wide; built off the fast path. Cloning copies the text, so
+/// that all waiters of one read get its error.
 #[derive(Clone)]
 pub struct Error(Box<(Kind, String)>);
 
-/// Linux's numbers for too many open files, of a process and of the machine.
+/// Linux's error numbers for too many open files, of the process and of the machine.
 const EMFILE: i32 = 24;
 const ENFILE: i32 = 23;
 
 impl Error {
-    /// An error whose text says what was being done, to what, expected against found.
+    /// An error. The text says what could not be done, to what, and why.
     #[cold]
     #[inline(never)]
     pub fn new(kind: Kind, what: impl Into<String>) -> Error {
@@ -54,7 +54,7 @@ impl Error {
     #[inline(never)]
     pub fn io(place: impl fmt::Display, error: &io::Error) -> Error {
         let kind = match error.kind() {
-            // A file that ends early contradicts what the database says about it.
+            // The database says that the file exists and how long it is.
             io::ErrorKind::UnexpectedEof | io::ErrorKind::NotFound => Kind::Corruption,
             io::ErrorKind::OutOfMemory => Kind::Memory,
             io::ErrorKind::StorageFull
@@ -92,7 +92,7 @@ impl Error {
         Error::new(kind, format!("{place}: {error}"))
     }
 
-    /// The same of something that must not be tried again, whatever the reason.
+    /// The same error of an operation that must not be retried, whatever the reason.
     pub(crate) fn for_good(mut self) -> Error {
         if self.0.0 == Kind::Full {
             self.0.0 = Kind::Io;
@@ -100,7 +100,7 @@ impl Error {
         self
     }
 
-    /// What to do about it.
+    /// The kind, which says what to do about it.
     pub fn kind(&self) -> Kind {
         self.0.0
     }

@@ -1,19 +1,24 @@
-//! The engine: reads RocksDB databases as they are, asynchronously, from any core, and writes them.
+//! The engine: reads RocksDB databases in place, asynchronously, from any core, and writes them.
 //!
 //! [`Db::open`] recovers a directory without writing to it; [`Db::attach`] gives a core its
 //! [`Reader`], with a channel to every file and a cache of its own. From there:
 //!
-//! - a get awaits at most a few blocks and holds nothing meanwhile; a cached one never suspends;
+//! - a get awaits at most a few blocks and holds nothing meanwhile; with cached blocks it never
+//!   suspends;
 //! - a multi-get sends all the reads it needs at once;
-//! - iterators go both ways with the same read-ahead.
+//! - iterators go in both directions with the same read-ahead.
 //!
 //! [`Db::open_for_writing`] also gives the one [`Writer`]: batches go to the log in groups and then
 //! into memtables, which are written to tables and merged in the background. RocksDB 7.8 and newer
-//! open what is left, at any time.
+//! can open the directory at any time after the process has ended.
 //!
-//! What cores share never changes, but for the memtables, which one core fills while all read, and
-//! for what says which version and which sequence are the newest. So readers share no lock and no
-//! line that any of them writes.
+//! State that cores share never changes, except the memtables, which one core fills while all read,
+//! and the atomics that name the newest version and the newest sequence. So readers share no lock
+//! and no cache line that any of them writes.
+//!
+//! The crate has rooms, and imports point one way: `inspect` uses `open`, `open` uses `write`,
+//! `write` uses `read`, and all use the files at the top: errors, options, tables, memtables,
+//! versions, and [`Db`], the state that cores share.
 
 #![forbid(unsafe_code)]
 

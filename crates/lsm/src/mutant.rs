@@ -1,8 +1,8 @@
-//! Places at which the engine can be made wrong, to show that its simulation finds out.
+//! Mutants: places at which the engine can be made wrong, to show that its simulation detects it.
 //!
-//! [`mutant`]`("name")` guards each. It is a constant that folds away, unless the feature `mutants`
-//! is on; then [`set_mutant`] chooses at most one for the whole process, or the environment
-//! variable `MILLRACE_MUTANT` does.
+//! [`mutant`]`("name")` guards each. It is a constant that folds away unless the feature `mutants`
+//! is on. Then [`set_mutant`], or the environment variable `MILLRACE_MUTANT`, chooses at most one
+//! for the whole process.
 
 #[cfg(not(feature = "mutants"))]
 pub(crate) const fn mutant(_name: &str) -> bool {
@@ -12,7 +12,7 @@ pub(crate) const fn mutant(_name: &str) -> bool {
 #[cfg(feature = "mutants")]
 static CHOSEN: arc_swap::ArcSwapOption<&'static str> = arc_swap::ArcSwapOption::const_empty();
 
-/// Makes the engine wrong at the place with this name; at none, if no place has it.
+/// Makes the engine wrong at the place with this name, or nowhere if no place has it.
 #[cfg(feature = "mutants")]
 #[doc(hidden)]
 pub fn set_mutant(name: &'static str) {

@@ -1,10 +1,10 @@
-//! An open SST file: what is kept in memory of it, shared by all cores and never changed.
+//! An open SST file: the part of it that stays in memory, shared by all cores and never changed.
 //!
-//! Opening reads the file's tail in one read where the database says how long it is: footer,
+//! Opening reads the file's tail in one read, if the MANIFEST says how long it is: footer,
 //! metaindex, properties, index, filter, dictionary, range tombstones. Index and filter stay in
-//! memory while there is room for them (see [`crate::table_memory`]); else they are blocks like any
-//! other, and what stays is an index of one entry that leads to the index. Of partitioned ones the
-//! top level stays, and the partitions are blocks like any other.
+//! memory while there is room for them (see [`crate::table_memory`]). Otherwise they are read like
+//! data blocks, and an index of one entry, which points to the index, stays. Of a partitioned index
+//! or filter the top level stays, and the partitions are read like data blocks.
 
 use std::sync::Arc;
 
@@ -23,7 +23,7 @@ use crate::table_memory::{Charge, TableMemory};
 /// largest block that can be written.
 pub(crate) const BLOCK_BYTES_MAX: usize = reactor::BUF_MAX;
 
-/// An index block in memory, with what makes searching it touch few lines of memory.
+/// An index block in memory, with a search structure that touches few cache lines.
 pub(crate) struct IndexBlock {
     pub data: Box<[u8]>,
     pub layout: IndexLayout,
@@ -31,7 +31,7 @@ pub(crate) struct IndexBlock {
 }
 
 impl IndexBlock {
-    /// The block that may hold the first entry at or behind the internal key `target`.
+    /// The block that may hold the first entry at or after the internal key `target`.
     #[inline]
     pub fn lookup(
         &self,
@@ -53,11 +53,11 @@ impl IndexBlock {
 
 /// A file's filter.
 pub(crate) enum Filter {
-    /// Every key may be there.
+    /// No filter: every key may be there.
     None,
     /// One filter for the whole file.
     Full { data: Box<[u8]>, layout: FilterLayout },
-    /// One filter for the whole file that is read when it is needed.
+    /// One filter for the whole file, which is read on demand.
     OnDemand(BlockHandle),
     /// An index of filters.
     Partitioned(IndexBlock),
@@ -82,7 +82,7 @@ impl Filter {
     }
 }
 
-/// See the module text.
+/// An open table.
 pub(crate) struct Table {
     pub meta: FileMeta,
     pub file: Arc<SharedFile>,
@@ -97,22 +97,22 @@ pub(crate) struct Table {
     pub filter: Filter,
     pub dictionary: Option<Dictionary>,
     pub range_tombstones: Option<RangeTombstones>,
-    /// The sequence number that all entries of an ingested file have.
+    /// The sequence number of all entries of an ingested file.
     pub global_sequence: Option<u64>,
-    /// Gives back what stays in memory.
+    /// The memory that it holds.
     _charge: Charge,
 }
 
-/// What the tail read covers where index and filter do not stay in memory, about.
+/// Bytes of the tail read if index and filter do not stay in memory, about.
 const TAIL_WITHOUT: usize = 16 << 10;
-/// What the tail read covers at least, in bytes.
+/// Least bytes of the tail read.
 const TAIL_MIN: usize = 4 << 10;
-/// What it covers when the database does not say how long the tail is.
+/// Bytes of the tail read if the length of the tail is not known.
 const TAIL_GUESS: usize = 128 << 10;
-/// What it covers at most.
+/// Most bytes of the tail read.
 const TAIL_MAX: usize = 16 << 20;
 
-/// The end of a file, and the file for what lies before it.
+/// The end of a file in memory, and the file for reads before it.
 struct Tail {
     file: File,
     bytes: Slice,
@@ -128,7 +128,7 @@ impl Tail {
         let Some(len) = handle.stored_len(self.limit) else {
             return Err(Error::new(
                 Kind::Corruption,
-                format!("{}: a block of {} bytes reaches behind the data", place(), handle.size),
+                format!("{}: a block of {} bytes extends past the data", place(), handle.size),
             ));
         };
         match handle.offset.checked_sub(self.offset) {
@@ -142,8 +142,8 @@ impl Tail {
         }
     }
 
-    /// A block's contents on the heap: checked always, whatever the options say, because they
-    /// stay in memory and everything hangs on them.
+    /// A block's contents on the heap. They are always verified, whatever the options say, because
+    /// they stay in memory and every lookup depends on them.
     async fn contents(&self, core: &Core, handle: BlockHandle) -> Result<Box<[u8]>> {
         let stored = self.stored(handle).await?;
         let format = |e: rocksfmt::Error| {
@@ -307,25 +307,28 @@ impl Table {
         })
     }
 
-    /// Where in which file, for errors.
+    /// The file and an offset, for errors.
     pub fn place(&self, offset: u64) -> String {
         let name = self.file.path().file_name().unwrap_or_default();
         format!("{} at offset {offset}", name.to_string_lossy())
     }
 
-    /// Whether its index or its filter is read when it is needed, though it is not partitioned.
+    /// Whether its index or its filter is read on demand, though it is not partitioned.
     pub fn is_on_demand(&self) -> bool {
         let partitioned = self.properties.index_type == IndexType::TwoLevel;
         matches!(self.filter, Filter::OnDemand(_)) || (self.two_level && !partitioned)
     }
 
-    /// The stored length of a data block with its trailer, if the file can hold it.
+    /// The stored length of a data block with its trailer.
+    ///
+    /// # Errors
+    /// The file is too short for it.
     pub fn stored_len(&self, handle: BlockHandle) -> Result<usize> {
         handle.stored_len(self.footer.offset).ok_or_else(|| {
             Error::new(
                 Kind::Corruption,
                 format!(
-                    "{}: a block of {} bytes reaches behind the data",
+                    "{}: a block of {} bytes extends past the data",
                     self.place(handle.offset),
                     handle.size
                 ),
@@ -349,8 +352,8 @@ async fn index_block(
     Ok(IndexBlock { data, layout, search })
 }
 
-/// The properties; the sequence number of an ingested file may have been patched in later, so
-/// that the checksum holds only without it.
+/// Reads the properties. The sequence number of an ingested file may have been patched in later:
+/// then the checksum holds only with a zero in its place.
 async fn read_properties(tail: &Tail, name: &str, handle: BlockHandle) -> Result<Properties> {
     let stored = tail.stored(handle).await?;
     let payload_len = stored.len() - rocksfmt::BLOCK_TRAILER_BYTES;

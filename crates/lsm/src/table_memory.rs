@@ -1,15 +1,15 @@
-//! The account of what tables keep in memory: indexes, filters, dictionaries, shared by all cores.
+//! The account of the memory of tables: indexes, filters and dictionaries, shared by all cores.
 //!
-//! An index or a filter is kept while the account has room for it. Where it has none, the table
-//! keeps the place of the block, and lookups read it through their core's cache like a data block.
-//! So the memory of tables stays in its bounds however many there are; what a table needs without
-//! a choice (the top level of a partitioned index or filter, a dictionary) is counted too, and may
-//! go beyond them.
+//! An index or a filter stays in memory while the account has room for it. Otherwise the table
+//! keeps the handle of the block, and lookups read it through their core's cache like a data block.
+//! So the memory of tables stays within its limit however many tables there are. Parts that a table
+//! cannot do without (the top level of a partitioned index or filter, a dictionary) are counted
+//! too, and may exceed the limit.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// See the module text. Any core may take and give back.
+/// The account. Any core may take from it and return to it.
 #[derive(Debug)]
 pub(crate) struct TableMemory {
     budget: usize,
@@ -30,13 +30,13 @@ impl TableMemory {
         self.budget
     }
 
-    /// Bytes that may be taken.
+    /// Bytes that are left.
     pub fn room(&self) -> usize {
         self.budget.saturating_sub(self.used())
     }
 }
 
-/// What one table has taken; goes back with the table.
+/// The bytes that one table has taken. They are returned when it is dropped.
 #[derive(Debug)]
 pub(crate) struct Charge {
     account: Arc<TableMemory>,
@@ -48,7 +48,7 @@ impl Charge {
         Charge { account: account.clone(), bytes: 0 }
     }
 
-    /// Whether there seems to be room for so many bytes.
+    /// Whether the account seems to have `bytes` left.
     pub fn may_take(&self, bytes: usize) -> bool {
         bytes <= self.account.room()
     }
@@ -64,7 +64,7 @@ impl Charge {
         true
     }
 
-    /// Takes bytes that are needed in any case.
+    /// Takes bytes even if they exceed the limit.
     pub fn take_anyway(&mut self, bytes: usize) {
         self.account.used.fetch_add(bytes, Ordering::Relaxed);
         self.bytes += bytes;
@@ -82,7 +82,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn no_more_is_taken_than_there_is_and_all_comes_back() {
+    fn no_more_is_taken_than_is_left_and_all_is_returned() {
         let account = TableMemory::new(100);
         let mut one = Charge::new(&account);
         let mut two = Charge::new(&account);

@@ -1,5 +1,5 @@
-//! A version: the files and recovered writes of a database at one moment, shared by all cores
-//! and never changed.
+//! A version: the tables and memtables of a database at one moment, shared by all cores. It never
+//! changes once it is published.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use crate::error::{Error, Kind, Result};
 use crate::mem::Mem;
 use crate::table::Table;
 
-/// One level: tables by their slots, and their bounds side by side for searching.
+/// One level: the slots of its tables, and their largest keys side by side for searching.
 #[derive(Clone, Default)]
 pub(crate) struct Level {
     /// Slots into [`Version::tables`]. Level 0: newest first. Others: by smallest key.
@@ -21,7 +21,7 @@ pub(crate) struct Level {
 }
 
 impl Level {
-    /// Tables in their order.
+    /// A level of tables that are in order.
     pub fn of(tables: Vec<u32>, slots: &[Slot]) -> Level {
         let mut level = Level::default();
         for slot in tables {
@@ -30,7 +30,7 @@ impl Level {
         level
     }
 
-    /// Tables in any order, of a level in which they do not overlap.
+    /// A level of tables in any order that do not overlap.
     pub fn sorted(mut tables: Vec<u32>, slots: &[Slot], comparator: Comparator) -> Level {
         let smallest = |slot: u32| -> &[u8] { &slots[slot as usize].meta().smallest };
         tables.sort_by(|&a, &b| comparator.cmp_internal(smallest(a), smallest(b)));
@@ -48,7 +48,7 @@ impl Level {
         &self.largest[start..self.largest_ends[at] as usize]
     }
 
-    /// The first table of a sorted level whose largest key is not before `seek`.
+    /// The index of the first table of a sorted level that does not end before `seek`.
     pub fn find(&self, comparator: Comparator, seek: &[u8]) -> usize {
         let (mut low, mut high) = (0, self.slots.len());
         while low < high {
@@ -77,12 +77,12 @@ pub(crate) struct Family {
     pub comparator: Comparator,
     /// Why it cannot be read, if it cannot.
     pub refused: Option<Error>,
-    /// What is in no table yet, the newest first.
+    /// Writes that are in no table yet, the newest first.
     pub mems: Vec<Arc<Mem>>,
     pub levels: Vec<Level>,
     /// Open blob files by number, sorted.
     pub blobs: Vec<(u64, Arc<BlobFile>)>,
-    /// Name of the merge operator it was written with, if known.
+    /// The name of its merge operator, if known.
     pub merge_operator: String,
 }
 
@@ -90,17 +90,17 @@ pub(crate) struct Family {
 #[derive(Clone)]
 pub(crate) enum Slot {
     Open(Arc<Table>),
-    /// It could not be opened: whoever needs it gets this error, the rest stays readable.
+    /// It could not be opened. Reads that need it get this error; the rest stays readable.
     Broken {
         meta: FileMeta,
         error: Error,
     },
-    /// No level names it. Another table may take its place.
+    /// Unused: no level names it.
     Free,
 }
 
 impl Slot {
-    /// What the manifest says about the file.
+    /// The MANIFEST's record of the file.
     #[inline]
     pub fn meta(&self) -> &FileMeta {
         match self {
@@ -111,12 +111,12 @@ impl Slot {
     }
 }
 
-/// See the module text.
+/// The database at one moment.
 #[derive(Clone)]
 pub(crate) struct Version {
     pub families: Vec<Family>,
     pub slots: Vec<Slot>,
-    /// Counts the versions since the opening.
+    /// The number of versions before it since the opening.
     pub epoch: u64,
 }
 
@@ -131,7 +131,7 @@ impl Version {
         }
     }
 
-    /// Gives a table a slot.
+    /// Puts a table into a free slot.
     pub fn put(&mut self, table: Table) -> u32 {
         let slot = Slot::Open(Arc::new(table));
         match self.slots.iter().position(|slot| matches!(slot, Slot::Free)) {
@@ -146,7 +146,7 @@ impl Version {
         }
     }
 
-    /// What the manifest says about a file.
+    /// The MANIFEST's record of a file.
     #[inline]
     pub fn meta(&self, slot: u32) -> &FileMeta {
         self.slots[slot as usize].meta()
@@ -160,7 +160,7 @@ impl Version {
         }
     }
 
-    /// The family with that id, readable.
+    /// The family with this id, if it can be read.
     #[inline]
     pub fn family(&self, id: u32) -> Result<&Family> {
         match self.families.first() {
@@ -181,7 +181,7 @@ impl Version {
 }
 
 impl Family {
-    /// About the bytes of memory that a seek of an iterator takes: a block of each sorted run, as
+    /// Bytes of memory that a seek of an iterator takes, about: a block of each sorted run, as
     /// stored and unpacked.
     pub fn seek_bytes(&self, version: &Version) -> usize {
         let of_table = |&slot: &u32| {
@@ -198,7 +198,7 @@ impl Family {
         runs.filter_map(of_table).fold(0, usize::saturating_add)
     }
 
-    /// Entries by the tables' own count, less their tombstones: an estimate of live keys.
+    /// An estimate of the live keys: the tables' counts of entries, less their tombstones.
     pub fn estimated_keys(&self, version: &Version) -> u64 {
         let tables = self.levels.iter().flat_map(|level| &level.slots);
         let mut keys = 0u64;
@@ -214,15 +214,15 @@ impl Family {
             );
         }
         let in_memory: usize = self.mems.iter().map(|mem| mem.len()).sum();
-        // A tombstone is an entry itself and usually hides another.
+        // A tombstone is itself an entry and usually hides another.
         keys.saturating_sub(gone.saturating_mul(2)).saturating_add(in_memory as u64)
     }
 }
 
-/// Bytes of a block, stored and unpacked, of a table that does not say how many it has.
+/// Bytes of a block, stored and unpacked, of a table that does not state its number of blocks.
 const BLOCK_BYTES_USUAL: u64 = 8 << 10;
 
-/// The user key of an internal key of the manifest, which was checked to be long enough.
+/// The user key of an internal key of the MANIFEST, which was checked to be long enough.
 pub(crate) fn user_key(internal: &[u8]) -> &[u8] {
     &internal[..internal.len().saturating_sub(KEY_TRAILER_BYTES)]
 }

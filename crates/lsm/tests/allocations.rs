@@ -1,5 +1,5 @@
-//! Steady-state gets allocate nothing on the heap, with and without a cache: a counting
-//! allocator checks.
+//! Steady-state gets allocate nothing on the heap, with and without a cache. A counting allocator
+//! proves it.
 
 use std::process::Command;
 
@@ -35,8 +35,8 @@ fn steady_state_gets_allocate_nothing() {
                 let db = Db::open(&core, &path, options).await.expect("the database opens");
                 let reader = db.attach(&core);
                 let mut before = 0;
-                // The same keys every time: which tables have grown to their size is then no
-                // matter of chance.
+                // The same keys every time, so that it is not random which tables have grown to
+                // their size.
                 let mut random = 1u64;
                 // The first rounds fill the pool, the cache and the tables of the core.
                 for round in 0..30_000u64 {

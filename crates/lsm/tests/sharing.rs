@@ -1,29 +1,27 @@
 //! Two cores that read the same database write no cache line in common.
 //!
-//! The processor itself looks on, by memory protection keys. Every thread allocates from an arena
-//! of its own. Before a window is measured, everything writable in the process is tagged: the
-//! arenas of the two cores with a key each, all the rest (what was allocated by whoever opened
-//! the database or started the runtime, and the statics of this program and its libraries) with
-//! a third. Inside the window a core's thread may write what is tagged as its own and nothing
-//! else. Any other write traps: its line is noted, the one instruction runs, and the right is
-//! taken away again. So each write to memory that is not the thread's own is known, and the cores
-//! write no line in common when
+//! The processor itself checks this, with memory protection keys. Every thread allocates from an
+//! arena of its own. Before a window is measured, all writable memory of the process is tagged: the
+//! arenas of the two cores with a key each, the rest (memory of the threads that opened the
+//! database and started the runtime, and the statics of this program and its libraries) with a
+//! third. Inside the window a core's thread may write only memory with its own tag. Any other write
+//! traps: its line is noted, the one instruction runs, and the right is revoked again. So each
+//! write to memory that is not the thread's own is known, and the cores write no line in common if
 //!
 //! - no line is in both threads' notes, and
 //! - neither thread's notes have a line in the other's arena, where the owner's writes are free.
 //!
-//! What is left, two lines for each core, was made for it by who started the runtime: its sleep
-//! flag, which it sets before it waits for the device and takes back afterwards, and which others
-//! only read until they have a message for it; and its end of the ring from the other core, where
-//! it keeps how far it has seen, in every turn.
+//! Two lines remain for each core, which the thread that started the runtime allocated: its sleep
+//! flag, which it sets before it waits for the device and clears afterwards, and which others only
+//! read until they have a message for it; and its end of the ring from the other core, where it
+//! stores its position in every turn.
 //!
-//! A last window does what must not be done, three ways, and each must be found.
+//! A last window makes three forbidden writes, and each must be found.
 //!
 //! Not tagged are the two threads' stacks, into which the kernel writes with a signal handler's
-//! few rights, the rings of io_uring, and what is mapped later: each is given to one thread and
-//! lent to no other. Of a store that straddles two lines only the first is noted. Where the
-//! machine has no protection keys, no io_uring, or one processor only, nothing is proven and the
-//! test says so.
+//! few rights, the rings of io_uring, and memory that is mapped later: each belongs to one thread
+//! only. Of a store that straddles two lines only the first is noted. On a machine without
+//! protection keys or io_uring, or with one processor, nothing is proven, and the test says so.
 
 #![cfg(all(target_os = "linux", target_arch = "x86_64"))]
 
@@ -48,14 +46,15 @@ const ARENAS: usize = 128;
 const ARENA_BYTES: usize = 256 << 20;
 
 struct Memory {
-    /// Of the first arena, a multiple of `ARENA_BYTES`; 0 when there is no memory.
+    /// Address of the first arena, a multiple of `ARENA_BYTES`; 0 if there is no memory.
     base: usize,
-    /// For what nobody writes, for core 0 and for core 1; or why there are none.
+    /// The keys for memory that no core may write, for core 0 and for core 1; or why there are
+    /// none.
     keys: Result<[usize; 3], i32>,
 }
 
-/// Made with the process's first allocation: threads inherit the rights of who starts them, so
-/// all may write everywhere until they give that up.
+/// Created with the process's first allocation. A thread inherits the rights of the one that starts
+/// it, so all threads may write everywhere until they drop that right.
 static MEMORY: LazyLock<Memory> = LazyLock::new(|| {
     let len = (ARENAS + 1) * ARENA_BYTES;
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
@@ -82,7 +81,7 @@ static ARENAS_TAKEN: AtomicUsize = AtomicUsize::new(0);
 thread_local! {
     /// First free byte of this thread's arena; 0 before its first allocation.
     static NEXT: Cell<usize> = const { Cell::new(0) };
-    /// The core that this thread is; none other has windows.
+    /// The core of this thread. Other threads have no windows.
     static CORE: Cell<Option<usize>> = const { Cell::new(None) };
 }
 
@@ -114,48 +113,48 @@ unsafe impl GlobalAlloc for Arenas {
 #[global_allocator]
 static ALLOCATOR: Arenas = Arenas;
 
-/// Where the arena begins that an address lies in.
+/// The start of the arena of an address.
 fn arena_of(address: usize) -> usize {
     address & !(ARENA_BYTES - 1)
 }
 
-// ---- The look-out.
+// ---- The watch.
 
-/// What a core is made of, for the other to know: its arena, and its stack from where to where.
+/// The memory of a core: its arena, and the bounds of its stack.
 static PLACES: [[AtomicUsize; 3]; 2] = [const { [const { AtomicUsize::new(0) }; 3] }; 2];
 
-/// A line that was written, how often, and an instruction that did, for `addr2line`.
+/// A line that was written, how often, and an instruction that wrote it, for `addr2line`.
 type Note = [AtomicUsize; 3];
 const NOTES: usize = 256;
-/// By core; a note's line is 0 where there is none.
+/// The notes by core. The line of an empty note is 0.
 static WRITTEN: [[Note; NOTES]; 2] =
     [const { [const { [const { AtomicUsize::new(0) }; 3] }; NOTES] }; 2];
 /// Writes that found no room for their note.
 static LOST: AtomicUsize = AtomicUsize::new(0);
 
 unsafe extern "C" {
-    /// Where this program is in memory; the linker knows.
+    /// The address of this program; the linker defines it.
     static __executable_start: u8;
 }
 
-/// Where the rights are in the registers that the kernel saves for a signal handler.
+/// The offset of the rights in the registers that the kernel saves for a signal handler.
 static SAVED_RIGHTS: LazyLock<usize> =
     LazyLock::new(|| std::arch::x86_64::__cpuid_count(0xD, 9).ebx as usize);
 
-/// All may be read; the keys of what is not the core's own forbid writing.
+/// All memory may be read. The keys of memory that is not the core's own forbid writing.
 fn rights(core: usize) -> u32 {
     let keys = MEMORY.keys.expect("asked before any window");
     (2 << (2 * keys[0])) | (2 << (2 * keys[2 - core]))
 }
 
 fn set_rights(rights: u32) {
-    // SAFETY: the machine has protection keys, or there would be none to set rights of. Rust
-    // code that the new rights stop goes on by `on_signal`.
+    // SAFETY: the machine has protection keys, because the rights of one are set. Rust code that
+    // the new rights stop is continued by `on_signal`.
     unsafe { asm!("wrpkru", in("eax") rights, in("ecx") 0, in("edx") 0) }
 }
 
-/// Signal handlers start with the right to nothing but untagged memory: the first thing is to
-/// take all rights, before anything is read.
+/// Signal handlers start with the right to untagged memory only. So this first takes all rights,
+/// before it reads anything.
 #[unsafe(naked)]
 extern "C" fn enter_handler(signal: i32, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
     naked_asm!(
@@ -170,8 +169,8 @@ extern "C" fn enter_handler(signal: i32, info: *mut libc::siginfo_t, context: *m
     )
 }
 
-/// First a write is refused: notes it, and lets one instruction run with all rights. Then that
-/// one has run: takes the rights away again.
+/// After a refused write: notes it, and lets one instruction run with all rights. After that
+/// instruction: revokes the rights again.
 extern "C" fn on_signal(signal: i32, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
     const SEGV_PKUERR: i32 = 4;
     const TRAP_FLAG: i64 = 0x100;
@@ -180,7 +179,7 @@ extern "C" fn on_signal(signal: i32, info: *mut libc::siginfo_t, context: *mut l
     let core = match CORE.get() {
         Some(core) if signal == libc::SIGTRAP || info.si_code == SEGV_PKUERR => core,
         _ => {
-            // An honest crash: it happens again, and then ends the process.
+            // A real crash: it happens again, and then ends the process.
             // SAFETY: sets the default action.
             unsafe { libc::signal(signal, libc::SIG_DFL) };
             return;
@@ -200,14 +199,14 @@ extern "C" fn on_signal(signal: i32, info: *mut libc::siginfo_t, context: *mut l
     };
     let saved = context.uc_mcontext.fpregs.cast::<u8>();
     // SAFETY: the kernel saves the registers in the standard format of XSAVE: 512 bytes, the bits
-    // that say what is there, and the rights at the offset that the processor tells.
+    // that say which parts are present, and the rights at the offset that the processor reports.
     unsafe {
         *saved.add(512).cast::<u64>() |= 1 << 9;
         saved.add(*SAVED_RIGHTS).cast::<u32>().write_unaligned(now);
     }
 }
 
-/// Runs in a signal handler, on the core's own thread: nobody else writes that core's notes.
+/// Runs in a signal handler, on the core's own thread, which alone writes that core's notes.
 fn note(core: usize, line: usize, code: usize) {
     let free_or_same = |note: &&Note| [0, line].contains(&note[0].load(Relaxed));
     match WRITTEN[core].iter().find(free_or_same) {
@@ -224,7 +223,7 @@ fn catch_signals() {
     LazyLock::force(&SAVED_RIGHTS);
     for signal in [libc::SIGSEGV, libc::SIGTRAP] {
         // SAFETY: plain C data for which all zeroes is a valid value; the handler has the
-        // signature that SA_SIGINFO asks for and touches nothing that may be locked.
+        // signature that SA_SIGINFO needs and touches nothing that may be locked.
         unsafe {
             let mut action: libc::sigaction = std::mem::zeroed();
             action.sa_sigaction = enter_handler as *const () as usize;
@@ -256,7 +255,7 @@ fn tag() {
     let set = |from: usize, to: usize, key: usize| {
         let prot = libc::PROT_READ | libc::PROT_WRITE;
         // SAFETY: the range is mapped, and stays as readable and writable as it was: no thread
-        // has given up any right yet.
+        // has dropped any right yet.
         let done = unsafe { libc::syscall(libc::SYS_pkey_mprotect, from, to - from, prot, key) };
         assert_eq!(done, 0, "{from:x}-{to:x}: {}", std::io::Error::last_os_error());
     };
@@ -296,10 +295,10 @@ fn meet() {
     }
 }
 
-/// The lines of memory not its own that a core wrote, each with how often and by what code.
+/// The lines of foreign memory that a core wrote, each with how often and by which code.
 type Foreign = BTreeMap<usize, (usize, usize)>;
 
-/// Does the work once to fill pools and tables, then once more under watch, both cores at once.
+/// Does the work once to fill pools and tables, then again under watch, on both cores together.
 async fn window(core: &Core, work: impl AsyncFn()) -> Foreign {
     work().await;
     WRITTEN[core.id()].as_flattened().iter().for_each(|part| part.store(0, Relaxed));
@@ -374,7 +373,8 @@ static WORDS: OnOneLine = OnOneLine([const { AtomicU64::new(0) }; 2]);
 #[repr(align(128))]
 struct OnOneLine([AtomicU64; 2]);
 
-/// What must be found: [`WORDS`], a count of holders, a write into the other's arena.
+/// Forbidden writes that must be found: [`WORDS`], a count of holders, a write into the other's
+/// arena.
 #[derive(Default)]
 struct Mistakes {
     held: Arc<u64>,
@@ -404,8 +404,8 @@ const CACHED: u64 = 20_000;
 const DIRECT: u64 = 8_000;
 const BATCHES: u64 = 100;
 
-/// Reads of each core and what they are, and how many writes outside a hundred of them may need:
-/// gets that wait for nothing none but the loop's few, others some for each wait.
+/// The reads of each core, and how many foreign writes a hundred of them may need: gets that do not
+/// wait only the few of the loop, others some for each wait.
 const WINDOWS: [(u64, &str, u64); 3] = [
     (CACHED, "gets from the cache", 1),
     (DIRECT, "gets from the device", 500),
@@ -453,7 +453,7 @@ fn two_cores_that_read_write_no_line_in_common() {
     if processors.len() < 2 {
         return eprintln!("skipped: two cores need two processors");
     }
-    // Beside this program, where direct I/O works.
+    // In the directory of this program, where direct I/O works.
     let dir =
         std::env::current_exe().unwrap().with_file_name(format!("share-{}", std::process::id()));
     let made = Command::new("db_bench")
@@ -470,7 +470,7 @@ fn two_cores_that_read_write_no_line_in_common() {
         driver: DriverKind::Uring,
         ..RuntimeConfig::default()
     };
-    // A core of its own opens the database, so that what is shared is in neither reader's arena.
+    // A separate core opens the database, so that shared memory is in neither reader's arena.
     let path = dir.clone();
     let opened = reactor::run(&config(&processors[..1]), move |core| {
         let path = path.clone();
@@ -486,7 +486,7 @@ fn two_cores_that_read_write_no_line_in_common() {
     let _ = std::fs::remove_dir_all(&dir);
     let dbs = match opened {
         Ok(mut dbs) => dbs.remove(0),
-        // Then other threads read for the cores, and are not watched.
+        // Then other threads read for the cores, and they are not watched.
         Err(error) => return eprintln!("skipped: {error}"),
     };
     let mistakes = Arc::new(Mistakes::default());

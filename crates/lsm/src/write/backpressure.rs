@@ -1,7 +1,7 @@
 //! Backpressure: how writes are kept from outrunning flushes and merges. Every limit is here.
 //!
 //! Writes fill memtables; flushes turn memtables into files of level 0; merges move these into
-//! level 1. Depending on how far behind that work is:
+//! level 1. These are the steps of backpressure, in the order in which they set in:
 //!
 //! 1. *Paced.* Flushes and merges run at a rate at which they end in time, and no faster: their
 //!    reads and writes queue in the device before the log's groups. A flush may take half the time

@@ -92,7 +92,7 @@ pub(crate) struct ReservedMemory {
     pub filling: Cell<bool>,
 }
 
-/// Whether writing goes on.
+/// Whether writing continues, and the work that its end waits for.
 pub(crate) struct Lifecycle {
     /// The error that ended all writing.
     pub failed: RefCell<Option<Error>>,

@@ -1,5 +1,5 @@
-//! Databases with blob files, made by RocksDB, that we write to: what we count as garbage is what
-//! nothing refers to any more, and RocksDB opens and reads them after every step.
+//! Databases with blob files, made by RocksDB, that we write to. The garbage that we count equals
+//! the values that nothing refers to, and RocksDB opens and reads the database after every step.
 #![expect(clippy::disallowed_methods, reason = "files of the host, as RocksDB left them")]
 
 use std::collections::BTreeMap;
@@ -15,7 +15,7 @@ use crate::common::on_one_core;
 
 type Model = BTreeMap<String, String>;
 
-/// Runs a tool of RocksDB with something to read.
+/// Runs a tool of RocksDB with an input.
 fn tool(name: &str, args: &[&str], input: &str) -> String {
     let mut command = Command::new(name);
     command.args(args).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -86,7 +86,7 @@ fn references(dir: &Path, state: &ManifestState) -> BTreeMap<u64, (u64, u64)> {
     found
 }
 
-/// Counts by a scan what the MANIFEST says, and looks at the directory.
+/// Compares the MANIFEST with the references of a scan and with the directory.
 fn is_right(dir: &Path) -> usize {
     let state = manifest(dir);
     let found = references(dir, &state);
@@ -118,7 +118,7 @@ fn options() -> WriteOptions {
     }
 }
 
-/// Overwrites and deletes keys until all of it was merged.
+/// Overwrites and deletes keys until all of them were merged.
 async fn change(core: &Core, writer: &Writer, keys: &[u64], round: u64, model: &mut Model) {
     for pass in 0..4 {
         let logs = writer.stats().logs;
@@ -132,7 +132,7 @@ async fn change(core: &Core, writer: &Writer, keys: &[u64], round: u64, model: &
                 batch.put(0, key.as_bytes(), value.as_bytes());
                 model.insert(key, value);
             }
-            // Something that is in no blob file, to fill the memtables.
+            // Values that are in no blob file, to fill the memtables.
             batch.put(0, format!("zz{n}").as_bytes(), &[b'z'; 2_000]);
             model.insert(format!("zz{n}"), "z".repeat(2_000));
             writer.write(batch).await.unwrap();
@@ -150,7 +150,7 @@ async fn change(core: &Core, writer: &Writer, keys: &[u64], round: u64, model: &
     }
 }
 
-/// Ours: opens, changes, closes.
+/// Opens, changes and closes the database with Millrace.
 fn ours(dir: &Path, keys: Vec<u64>, round: u64, model: &Model) -> (Model, u64) {
     let (dir, model): (PathBuf, Model) = (dir.to_owned(), model.clone());
     on_one_core(move |core| {
@@ -165,7 +165,7 @@ fn ours(dir: &Path, keys: Vec<u64>, round: u64, model: &Model) -> (Model, u64) {
                 let found = reader.get(0, key.as_bytes(), None).await.unwrap();
                 assert_eq!(found.as_deref(), Some(value.as_bytes()), "{key}");
             }
-            // Removals are done one after the other.
+            // Files are removed one after the other.
             core.sleep_ns(500_000_000).await;
             writer.close().await.unwrap();
             (model, merges)
@@ -185,7 +185,7 @@ fn with_blobs(name: &str) -> (PathBuf, Model) {
 }
 
 #[test]
-fn merges_count_what_they_drop() {
+fn merges_count_the_values_that_they_drop() {
     let (dir, mut model) = with_blobs("merges");
     assert_eq!(is_right(&dir), 3);
     let mut merges = 0;
@@ -194,7 +194,7 @@ fn merges_count_what_they_drop() {
         (model, merged) = ours(&dir, keys.collect(), round as u64, &model);
         merges += merged;
         is_right(&dir);
-        // RocksDB 7.8 opens it, and then it is ours again.
+        // RocksDB 7.8 opens it, then Millrace again.
         assert_eq!(scan(&dir), model);
         is_right(&dir);
         load(&dir, (round as u64 * 7)..(round as u64 * 7 + 30), "again", &mut model);

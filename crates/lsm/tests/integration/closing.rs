@@ -1,5 +1,5 @@
-//! Writing ends in its time, whatever memory is short and whatever was handed over, in a simulated
-//! world: a wake-up that nobody sends is a deadlock there, and found.
+//! Writing ends in bounded time, whatever memory is lacking and whatever was submitted, in a
+//! simulated world, which detects a lost wake-up as a deadlock.
 
 use std::path::Path;
 
@@ -28,12 +28,12 @@ fn key(number: usize) -> Vec<u8> {
 }
 
 #[test]
-fn what_was_handed_over_before_the_end_is_written() {
+fn requests_submitted_before_the_end_are_written() {
     for seed in 0..5 {
         world(seed, 8 << 20)
             .run(|core| async move {
                 let (db, writer) = open(&core, 0, 50_000).await;
-                // Many times what the memtables hold that may wait to become tables.
+                // Many times the size of the memtables that may wait to be flushed.
                 let written: Vec<_> = (0..60)
                     .map(|number| {
                         let mut batch = BatchWriter::new();
@@ -54,7 +54,7 @@ fn what_was_handed_over_before_the_end_is_written() {
     }
 }
 
-/// Takes what is free, in pieces smaller than what anybody waits for.
+/// Takes all free memory, in pieces smaller than any waiter needs.
 fn take_the_rest(core: &Core) -> Vec<Buf> {
     let mut taken = Vec::new();
     for len in [64 << 10, 4096, 512] {
@@ -66,7 +66,7 @@ fn take_the_rest(core: &Core) -> Vec<Buf> {
 }
 
 #[test]
-fn the_cache_gives_way_to_flushes_and_merges_when_nobody_reads() {
+fn the_cache_of_an_idle_reader_gives_way_to_flushes_and_merges() {
     for seed in 0..3 {
         world(seed, 4 << 20)
             .run(|core| async move {
@@ -79,7 +79,7 @@ fn the_cache_gives_way_to_flushes_and_merges_when_nobody_reads() {
                     let number = core.random_u64() as usize % 8000;
                     reader.get(0, &key(number), None).await.unwrap();
                 }
-                // What else there is belongs to requests that take their time.
+                // Slow requests hold the rest of the memory.
                 let held = take_the_rest(&core);
                 for number in 0..3000 {
                     writer.put(&key(number), &[8; 1000]).await.unwrap();
@@ -92,12 +92,12 @@ fn the_cache_gives_way_to_flushes_and_merges_when_nobody_reads() {
 }
 
 #[test]
-fn a_merge_of_large_values_needs_no_more_memory_than_there_is() {
+fn a_merge_of_large_values_stays_within_memory() {
     for seed in 0..3 {
         world(seed, 8 << 20)
             .run(|core| async move {
                 let (db, writer) = open(&core, 0, 1_000_000).await;
-                // A block of each of so many tables is more than there is memory for.
+                // One block of each table would exceed the memory.
                 let since_ns = core.now_ns();
                 for number in 0..60 {
                     writer.put(&key(number % 20), &vec![number as u8; 600_000]).await.unwrap();
@@ -120,7 +120,7 @@ fn a_merge_of_large_values_needs_no_more_memory_than_there_is() {
 }
 
 #[test]
-fn a_merge_that_waits_for_memory_is_given_up_at_the_end() {
+fn a_merge_that_waits_for_memory_is_cancelled_at_the_end() {
     for seed in 0..3 {
         world(seed, 8 << 20)
             .run(|core| async move {
@@ -133,8 +133,7 @@ fn a_merge_that_waits_for_memory_is_given_up_at_the_end() {
                 while !writer.is_at_rest() {
                     core.sleep_ns(10_000_000).await;
                 }
-                // What is left is enough for a flush, and not for one of the blocks that the merge
-                // needs.
+                // The rest is enough for a flush, but not for a block that the merge needs.
                 let held = take_the_rest(&core).split_off(10);
                 while writer.stats().level0_files < 4 {
                     writer.put(b"short", &[8; 10_000]).await.unwrap();
@@ -147,7 +146,7 @@ fn a_merge_that_waits_for_memory_is_given_up_at_the_end() {
                 assert!(ns < 1_000_000_000, "it took {ns} ns");
                 drop(held);
                 drop((db, writer));
-                // What it had begun is gone at the next opening, and nothing else is.
+                // The next opening removes the tables of the merge, and nothing else.
                 let (db, writer) = open(&core, 0, 200_000).await;
                 let reader = db.attach(&core);
                 for number in 0..number.min(5) {

@@ -1,5 +1,5 @@
-//! Tables that cannot be written, or merged, for a while or for ever, in a simulated world: writing
-//! goes on.
+//! Tables that cannot be written or merged, for a while or for ever, in a simulated world: writing
+//! continues.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -24,7 +24,7 @@ async fn open(core: &Core, durability: Durability) -> (Db, Writer) {
     opened.await.unwrap()
 }
 
-/// Puts a key; as often as it takes, while no table can be written. Says how often it was refused.
+/// Puts a key, and retries while no table can be written. Returns the number of refusals.
 async fn put(core: &Core, writer: &Writer, key: &[u8], value: &[u8]) -> u64 {
     let mut refused = 0;
     while let Err(error) = writer.put(key, value).await {
@@ -37,7 +37,7 @@ async fn put(core: &Core, writer: &Writer, key: &[u8], value: &[u8]) -> u64 {
     refused
 }
 
-async fn until_at_rest(core: &Core, writer: &Writer) {
+async fn until_quiesced(core: &Core, writer: &Writer) {
     let since_ns = core.now_ns();
     while !writer.is_at_rest() {
         assert!(core.now_ns() - since_ns < 3_000 * SECOND, "{:?}", writer.stats());
@@ -57,7 +57,7 @@ async fn is_all_there(core: &Core, db: &Db, model: &BTreeMap<u64, u8>) {
     }
 }
 
-/// What keeps tables from being written, one after the other.
+/// The faults that keep tables from being written.
 fn faults() -> Vec<Fault> {
     let eio = || Fault::new(FaultKind::Error(5)).on(".sst");
     // 24: too many open files.
@@ -72,7 +72,7 @@ fn faults() -> Vec<Fault> {
 }
 
 #[test]
-fn tables_that_cannot_be_written_are_written_later() {
+fn tables_that_cannot_be_written_are_retried_later() {
     let (mut failures, mut refused) = (0, 0);
     for seed in 0..30 {
         let durability = [Durability::Process, Durability::Power][seed as usize % 2];
@@ -94,14 +94,14 @@ fn tables_that_cannot_be_written_are_written_later() {
                 }
                 is_all_there(&core, &db, &model).await;
                 world.heal();
-                until_at_rest(&core, &writer).await;
+                until_quiesced(&core, &writer).await;
                 let stats = writer.stats();
                 assert!(stats.merges > 0 && stats.level0_files < 16, "{stats:?}");
                 assert_eq!((stats.tables_failing, stats.disk_full), (0, 0));
                 counted.set((stats.table_failures, refused));
                 is_all_there(&core, &db, &model).await;
                 writer.close().await.unwrap();
-                // What was begun in vain is taken back, or was never there.
+                // Tables that failed were removed, or never existed.
                 let levels = &db.stat().column_families[0].levels;
                 let named: usize = levels.iter().map(|level| level.files).sum();
                 drop((db, writer));
@@ -133,10 +133,10 @@ fn merges_that_never_find_memory_leave_their_tables_alone() {
             put(&core, &writer, &small(turn), b"small").await;
             core.sleep_ns(SECOND).await;
         }
-        until_at_rest(&core, &writer).await;
+        until_quiesced(&core, &writer).await;
         let stats = writer.stats();
         assert!(writer.failure().is_none() && stats.damaged_tables > 0, "{stats:?}");
-        // None of these merges is still tried.
+        // None of these merges is still retried.
         let failures = stats.table_failures;
         core.sleep_ns(100 * SECOND).await;
         assert_eq!(writer.stats().table_failures, failures);

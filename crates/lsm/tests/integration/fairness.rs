@@ -1,4 +1,4 @@
-//! Walks over what is in memory let others run.
+//! Walks over memtables let other tasks run.
 
 use std::cell::Cell;
 use std::path::Path;
@@ -9,7 +9,7 @@ use reactor::{Class, Core, RuntimeConfig};
 
 /// Entries that a walk passes over.
 const MANY: u64 = 100_000;
-/// Times that another task must run meanwhile.
+/// How often another task must run meanwhile.
 const TURNS: u64 = 10;
 
 fn key(n: u64) -> Vec<u8> {
@@ -49,7 +49,7 @@ async fn fill(writer: &Writer, put: impl Fn(&mut BatchWriter, u64)) {
     }
 }
 
-/// Looks at a database that has tombstones only, both ways and from the middle.
+/// Walks over a database that has tombstones only, in both directions and from the middle.
 async fn walk_tombstones(core: &Core, db: &Db) {
     let reader = db.attach(core);
     let mut iter: Iter = reader.iter(0, IterOptions::default()).unwrap();
@@ -83,7 +83,7 @@ async fn main(core: Core) {
     walk_tombstones(&core, &db).await;
     drop(db);
 
-    // One key with many versions behind a snapshot, and many before the newest.
+    // One key with many versions, of which a snapshot sees the first.
     std::fs::remove_dir_all(&dir).unwrap();
     std::fs::create_dir_all(&dir).unwrap();
     let (db, writer) = open().await.unwrap();
@@ -113,7 +113,7 @@ async fn main(core: Core) {
     .await;
     assert_eq!(iter.key(), b"z");
     drop(iter);
-    // A lookup goes to its version at once, however many there are.
+    // A lookup finds its version directly, however many there are.
     let found = reader.get(0, b"k", Some(&snapshot)).await.unwrap();
     assert_eq!(found.as_deref(), Some(&b"first"[..]));
     drop(snapshot);
@@ -121,7 +121,7 @@ async fn main(core: Core) {
 }
 
 #[test]
-fn walks_over_memory_let_others_run() {
+fn walks_over_memtables_let_other_tasks_run() {
     let config = RuntimeConfig {
         processors: reactor::processors()[..1].to_vec(),
         memory: 64 << 20,

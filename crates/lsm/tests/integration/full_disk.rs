@@ -1,4 +1,5 @@
-//! A disk without space, in a simulated world: what is refused, what goes on, what is left behind.
+//! A full disk, in a simulated world: which requests are refused, which succeed, and which files
+//! remain.
 
 use std::cell::Cell;
 use std::path::Path;
@@ -26,7 +27,7 @@ fn key(number: u64) -> Vec<u8> {
     format!("key{number:06}").into_bytes()
 }
 
-/// Writes until the disk is full. Returns how many keys there are.
+/// Writes until the disk is full. Returns the number of keys.
 async fn fill(writer: &Writer, from: u64) -> u64 {
     let mut number = from;
     loop {
@@ -61,7 +62,7 @@ async fn until_written(core: &Core, writer: &Writer, number: u64) {
 }
 
 #[test]
-fn writes_are_refused_reads_go_on_and_writes_too_when_there_is_space() {
+fn writes_are_refused_until_there_is_space_and_reads_continue() {
     for seed in 0..30 {
         let durability = [Durability::Process, Durability::Power][seed as usize % 2];
         let world = world(seed);
@@ -71,14 +72,14 @@ fn writes_are_refused_reads_go_on_and_writes_too_when_there_is_space() {
             for round in 1..4 {
                 world.set_capacity(Some(world.used() + 200_000 + seed * 20_000));
                 keys = fill(&writer, keys).await;
-                // Long enough for tables that have no room to be tried again.
+                // Long enough for a retry of tables that found no space.
                 core.sleep_ns(5_000_000_000).await;
                 is_all_there(&core, &db, keys).await;
                 assert!(writer.put(b"x", &[0; 2_000_000]).await.is_err());
                 assert!(writer.failure().is_none());
                 assert_eq!(writer.stats().disk_full, 1);
                 assert!(writer.stats().disk_full_times >= round);
-                // What is begun in vain is taken back.
+                // Tables that failed are removed.
                 let tables = |path: &&std::path::PathBuf| path.extension() == Some("sst".as_ref());
                 let there = world.paths().iter().filter(tables).count();
                 let levels = &db.stat().column_families[0].levels;
@@ -105,7 +106,7 @@ fn clearing_a_database_makes_space() {
         let durability = [Durability::Process, Durability::Power][seed as usize % 2];
         on_first_core(&world(seed), move |core, world| async move {
             let (_db, writer) = open(&core, durability).await.unwrap();
-            // Long enough for logs that are needed no more.
+            // Long enough for logs to become obsolete.
             for number in 0..300 {
                 writer.put(&key(number), &[7; 1000]).await.unwrap();
             }
@@ -120,7 +121,7 @@ fn clearing_a_database_makes_space() {
     }
 }
 
-/// The log that was recovered is the used one that is kept for it.
+/// The recovered log is the recycled one that is kept for clearings.
 #[test]
 fn clearing_makes_space_after_an_opening_too() {
     for seed in 0..20 {
@@ -144,7 +145,7 @@ fn clearing_makes_space_after_an_opening_too() {
     }
 }
 
-/// Before anything was written to a table; the logs that the process before had kept are there.
+/// No table was written yet. The recycled logs of the previous process are there.
 #[test]
 fn clearing_makes_space_right_after_an_opening() {
     for seed in 0..20 {
@@ -157,7 +158,7 @@ fn clearing_makes_space_right_after_an_opening() {
             core.sleep_ns(1_000_000_000).await;
             writer.close().await.unwrap();
             drop((db, writer));
-            // For a MANIFEST, but for no log and no table.
+            // Space for a MANIFEST, but not for a log or a table.
             world.set_capacity(Some(world.used() + 8_000));
             let (db, writer) = open(&core, durability).await.unwrap();
             writer.clear(0).unwrap().await.unwrap();
@@ -168,9 +169,9 @@ fn clearing_makes_space_right_after_an_opening() {
     }
 }
 
-/// What was recovered is longer than the disk has room for, so no write is taken.
+/// The recovered writes find no space for their tables, so no write is accepted.
 #[test]
-fn clearing_makes_space_though_what_was_recovered_finds_no_room() {
+fn clearing_makes_space_though_recovered_writes_find_none() {
     let refused = Rc::new(Cell::new(0));
     for seed in 0..20 {
         let durability = [Durability::Process, Durability::Power][seed as usize % 2];
@@ -179,7 +180,7 @@ fn clearing_makes_space_though_what_was_recovered_finds_no_room() {
             let refused = count.clone();
             async move {
                 let (db, writer) = open(&core, durability).await.unwrap();
-                // Long enough for a log that is kept.
+                // Long enough for a log to be recycled.
                 for number in 0..60 {
                     writer.put(&key(number), &[7; 1000]).await.unwrap();
                 }
@@ -208,7 +209,7 @@ fn clearing_makes_space_though_what_was_recovered_finds_no_room() {
             }
         });
     }
-    assert!(refused.get() > 0, "what was recovered always found room");
+    assert!(refused.get() > 0, "recovered writes always found space");
 }
 
 #[test]
@@ -237,9 +238,9 @@ fn a_database_that_is_closed_or_opened_on_a_full_disk_keeps_everything() {
     }
 }
 
-/// Neither for a MANIFEST nor for a log.
+/// There is no space for a MANIFEST or a log.
 #[test]
-fn an_opening_that_finds_no_room_at_all_goes_on_when_there_is_some() {
+fn an_opening_without_any_space_continues_when_there_is_some() {
     let without_manifest = Rc::new(Cell::new(0));
     for seed in 0..20 {
         let durability = [Durability::Process, Durability::Power][seed as usize % 2];
@@ -281,9 +282,9 @@ fn an_opening_that_finds_no_room_at_all_goes_on_when_there_is_some() {
     assert!(without_manifest.get() > 20, "{}", without_manifest.get());
 }
 
-/// Of a change of the MANIFEST that does not fit into a block of it a power cut may leave any part.
+/// A power cut may leave any part of a change of the MANIFEST that does not fit into one block.
 #[test]
-fn a_long_record_that_power_cuts_off_is_cut_off() {
+fn a_long_record_torn_by_a_power_cut_is_ignored() {
     let (mut cuts, mut torn) = (0, 0);
     for seed in 0..60 {
         let world = world(seed);
@@ -333,7 +334,7 @@ async fn open_long(core: &Core, durability: Durability) -> Result<(Db, Writer), 
     Db::open_for_writing(core, Path::new(DIR), reading, options).await
 }
 
-/// Writes logs that become no tables. Returns how many keys there are.
+/// Writes logs that do not become tables. Returns the number of keys.
 async fn leave_logs(core: &Core, world: &World, durability: Durability) -> u64 {
     let options = WriteOptions { durability, memtable_bytes: 200_000, ..WriteOptions::default() };
     let reading = OpenOptions::default();
@@ -359,9 +360,9 @@ fn logs_and_tables(world: &World) -> (u64, usize) {
     (ends("log").iter().map(bytes).sum(), ends("sst").len())
 }
 
-/// There is room for the tables of one log, and not for those of all.
+/// There is space for the tables of one log, but not for those of all.
 #[test]
-fn long_logs_become_tables_one_by_one_where_there_is_little_room() {
+fn long_logs_become_tables_one_by_one_with_little_space() {
     for seed in 0..20 {
         let durability = [Durability::Process, Durability::Power][seed as usize % 2];
         on_first_core(&world(seed), move |core, world| async move {
@@ -381,7 +382,7 @@ fn long_logs_become_tables_one_by_one_where_there_is_little_room() {
 }
 
 #[test]
-fn long_logs_that_find_no_room_stay_as_they_are() {
+fn long_logs_that_find_no_space_stay_as_they_are() {
     for seed in 0..20 {
         let durability = [Durability::Process, Durability::Power][seed as usize % 2];
         on_first_core(&world(seed), move |core, world| async move {
@@ -398,7 +399,7 @@ fn long_logs_that_find_no_room_stay_as_they_are() {
                 assert!(text.contains("/db: ") && text.contains("Free "), "{error}");
                 assert_eq!(logs_and_tables(&world), before);
             }
-            // What fits into memory can be read.
+            // With enough memory they can be read.
             let (db, writer) = open(&core, durability).await.unwrap();
             is_all_there(&core, &db, keys).await;
             writer.close().await.unwrap();

@@ -1,6 +1,6 @@
 //! Tests of the engine through its public interface, in one program, which is linked once.
-//! A test that needs a process of its own (its allocator, its memory protection) is a program
-//! beside this one.
+//! A test that needs a process of its own (for its allocator or its memory protection) is a
+//! separate program.
 
 mod blobs;
 mod closing;

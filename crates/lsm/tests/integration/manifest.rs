@@ -1,5 +1,5 @@
-//! The MANIFEST while a database is open: how much is written to it, when it is replaced, and what
-//! RocksDB makes of it.
+//! The MANIFEST while a database is open: how much is written to it, when it is replaced, and
+//! whether RocksDB reads it.
 #![expect(clippy::disallowed_methods, reason = "files of the host, as RocksDB will find them")]
 
 use std::path::Path;
@@ -39,7 +39,7 @@ fn database(dir: &Path, count: u32) {
     std::fs::write(dir.join("CURRENT"), "MANIFEST-000001\n").unwrap();
 }
 
-/// The current MANIFEST: number, bytes that it has in records, and the state.
+/// The current MANIFEST: its number, the bytes of its records, and its state.
 fn manifest(dir: &Path) -> (u64, u64, ManifestState) {
     let current = std::fs::read_to_string(dir.join("CURRENT")).unwrap();
     let Some(FileName::Manifest(number)) = FileName::parse(current.trim_end()) else {
@@ -104,10 +104,10 @@ fn a_generation_is_one_change_and_families_without_writes_are_not_in_it() {
             let (same, after, state) = manifest(&path);
             let each = (after - before) / u64::from(ROUNDS);
             assert_eq!(same, number);
-            // Some of it is of merges.
+            // Some of the records are of merges.
             assert!(each <= 4_096, "{each} bytes of MANIFEST for each generation");
             assert!(state.min_log_number_to_keep > state.column_families[&8].log_number);
-            // All of them at once.
+            // All families at once.
             let all: Vec<u32> = (0..FAMILIES).collect();
             fill(&core, &writer, &all, ROUNDS).await;
             let (_, all_after, state) = manifest(&path);
@@ -130,7 +130,7 @@ fn a_generation_is_one_change_and_families_without_writes_are_not_in_it() {
 
 #[test]
 fn a_manifest_that_has_grown_is_replaced_while_the_database_is_open() {
-    // By our bound, and by a smaller one of RocksDB's.
+    // By our limit, and by a smaller one of RocksDB's.
     for (name, bound) in [("ours", 8_000), ("theirs", u64::MAX)] {
         let dir = fresh_dir(&format!("manifest-grown-{name}"));
         if name == "theirs" {
@@ -206,13 +206,13 @@ fn a_record_that_is_longer_than_a_block_goes_to_a_new_manifest() {
 }
 
 #[test]
-fn families_that_rocksdb_dropped_are_gone_and_their_numbers_are_not_used_again() {
+fn families_that_rocksdb_dropped_are_gone_and_their_numbers_are_not_reused() {
     let dir = fresh_dir("manifest-dropped");
     ldb(&dir, &["put", "--create_if_missing", "key", "value"]);
     let blobs = ["--enable_blob_files", "--min_blob_size=0"];
     for name in ["one", "two"] {
         ldb(&dir, &["create_column_family", name]);
-        // Some of it is in a table and a blob file, some in the log.
+        // Some writes are in a table and a blob file, some in the log.
         for key in ["a", "b"] {
             let family = format!("--column_family={name}");
             ldb(&dir, &["put", &family, blobs[0], blobs[1], key, name]);

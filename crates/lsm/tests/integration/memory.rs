@@ -1,4 +1,4 @@
-//! Memory is bounded, and a database that was written opens with as little as it was written with.
+//! Memory is bounded, and a database can be opened with as little memory as it was written with.
 
 use std::path::Path;
 use std::rc::Rc;
@@ -8,9 +8,9 @@ use lsm::{Compression, Db, Durability, IterOptions, Kind, OpenOptions, WriteOpti
 use reactor::Class;
 use reactor::sim::{SimConfig, World};
 
-/// Indexes and filters of 30 tables take a hundred times what they may here.
+/// The indexes and filters of 30 tables take a hundred times the memory that they may.
 #[test]
-fn indexes_and_filters_that_find_no_room_are_read_on_demand() {
+fn indexes_and_filters_that_do_not_fit_are_read_on_demand() {
     const BYTES: usize = 2_000;
     let dir = fresh_dir("memory-tables");
     let mut model = Model::new();
@@ -45,7 +45,7 @@ fn indexes_and_filters_that_find_no_room_are_read_on_demand() {
     std::fs::remove_dir_all(&dir).unwrap();
 }
 
-/// Without the second replay this was refused: the logs hold four times what memory may.
+/// Without the second replay this was refused: the logs hold four times the memory.
 #[test]
 fn logs_longer_than_memory_become_tables_at_the_opening() {
     let dir = fresh_dir("memory-logs");
@@ -108,7 +108,7 @@ fn a_merge_reads_ahead_beside_a_cache_that_is_full() {
         let reader = db.attach(&core);
         let mut number: u64 = 0;
         let mut noise = 1_u64;
-        // Values that no codec makes smaller, all over the keys.
+        // Incompressible values, all over the keys.
         let mut put = async |count: u64| {
             for _ in 0..count {
                 number += 1;
@@ -144,9 +144,9 @@ fn a_merge_reads_ahead_beside_a_cache_that_is_full() {
     done.unwrap_or_else(|failure| panic!("{failure}"));
 }
 
-/// Nobody waits for memory that those hold who wait for more themselves: scans gave up nothing of
-/// what they had read ahead, each began with a part of the blocks that it needs, and a get kept
-/// what it had read until there was room to unpack it.
+/// A deadlock was possible: every holder of memory waited for more. Scans kept their read-ahead,
+/// each began with a part of the blocks that it needs, and a get kept a block until there was
+/// memory to unpack it.
 #[test]
 fn many_reads_at_once_share_little_memory() {
     for compression in [Compression::Lz4, Compression::None] {
@@ -215,8 +215,8 @@ fn many_reads_at_once_share_little_memory() {
     }
 }
 
-/// A value that was written with more memory than there is now: it can be neither read nor merged,
-/// but it can be seen, written over, and removed. Every operation on its key failed before.
+/// A value was written with more memory than there is now. It can be neither read nor merged, but
+/// it can be found, overwritten and removed. Every operation on its key failed before.
 #[test]
 #[expect(clippy::disallowed_methods, reason = "the damage is done on the host")]
 fn a_value_larger_than_memory_is_there_and_can_be_removed() {
@@ -271,7 +271,7 @@ fn a_value_larger_than_memory_is_there_and_can_be_removed() {
             writer.close().await.unwrap();
         }
     });
-    // A bit of the value that is never unpacked.
+    // Flip a bit of the value, which is never unpacked.
     for entry in std::fs::read_dir(&dir).unwrap().map(|entry| entry.unwrap().path()) {
         if entry.extension().is_some_and(|ending| ending == "sst") {
             let mut bytes = std::fs::read(&entry).unwrap();

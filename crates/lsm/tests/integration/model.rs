@@ -1,8 +1,8 @@
 //! The engine against a `BTreeMap`: random work from proptest, in a simulated world.
 //!
-//! Puts, deletes, batches, clearings, snapshots, iterators that are held while others write, and
-//! new openings, with memtables so small that they are flushed and merged all the time. What a
-//! snapshot or an iterator sees is what the map was when it was taken.
+//! Puts, deletes, batches, clearings, snapshots, iterators that are held during writes, and new
+//! openings, with memtables so small that they are flushed and merged all the time. A snapshot or
+//! an iterator sees the map as it was when it was taken.
 
 use std::collections::BTreeMap;
 use std::ops::Bound;
@@ -23,16 +23,16 @@ type Change = (Index, Option<(u8, u16)>);
 #[derive(Clone, Debug)]
 enum Action {
     Batch(Vec<Change>),
-    /// So many puts of keys in a row, which fill memtables.
+    /// Puts of consecutive keys, which fill memtables.
     Fill(Index, u8, u16),
     Get(Index),
     Clear,
     Sync,
     Snapshot,
     DropSnapshot(Index),
-    /// An iterator, of a snapshot or of now, and where it begins.
+    /// An iterator, of a snapshot or the present, and its start.
     Iterate(Option<Index>, Start),
-    /// Which iterator, how many steps, and which way.
+    /// Which iterator, how many steps, and the direction.
     Step(Index, u8, bool),
     Seek(Index, Start),
     DropIterator(Index),
@@ -87,13 +87,13 @@ fn any_action() -> impl Strategy<Value = Action> {
 
 const KEYS: usize = 300;
 
-/// Some are the beginning of others.
+/// A key. Some keys are prefixes of others.
 fn key(n: usize) -> Vec<u8> {
     let tail = ["", "-a", "-aa", "/much-longer-than-the-others"][n % 4];
     format!("k{:03}{tail}", n / 2).into_bytes()
 }
 
-/// An iterator, what it goes over, and where it should stand: nowhere, or at a key.
+/// An iterator, its entries, and its expected position: nowhere, or at a key.
 struct Held {
     iter: Iter,
     sees: Model,
@@ -174,7 +174,7 @@ fn pick<'a, T>(of: &'a mut [T], index: &Index) -> Option<&'a mut T> {
 }
 
 impl Open {
-    /// Writes what was gathered, and says by how many it changes the keys.
+    /// Writes a batch with its change of the number of keys.
     async fn write(&self, batch: BatchWriter, before: usize, after: usize) {
         let delta = after as i64 - before as i64;
         self.writer.submit(batch, Some(delta)).unwrap().await.unwrap();
@@ -223,7 +223,7 @@ impl Open {
                 }
             }
             Action::Clear => {
-                // Those that were taken before end.
+                // Snapshots that were taken before expire.
                 self.snapshots.clear();
                 self.iterators.clear();
                 self.writer.clear(0).unwrap().await.unwrap();
@@ -306,7 +306,7 @@ fn the_engine_is_a_sorted_map() {
     let (mut flushes, mut merges) = (0, 0);
     let usual = ProptestConfig::default();
     let mut runner = proptest::test_runner::TestRunner::new(ProptestConfig {
-        // Each is many operations and a world of its own.
+        // Each case is many operations and a world of its own.
         cases: usual.cases.div_ceil(4),
         max_shrink_iters: 400,
         failure_persistence: None,

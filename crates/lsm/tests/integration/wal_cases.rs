@@ -1,8 +1,8 @@
-//! Logs as crashes and damage leave them: what RocksDB 7.8 makes of them, and what we do.
+//! Logs as crashes and damage leave them: how RocksDB 7.8 and Millrace recover them.
 //!
-//! The cases are those of the reference's section on what a writer must do so that stock RocksDB
-//! loses nothing. Where RocksDB drops writes without a word we refuse, name file and offset, and
-//! serve what lies before with salvage.
+//! The cases are those of the reference's section on the duties of a writer, so that stock RocksDB
+//! loses nothing. Where RocksDB silently drops writes, Millrace refuses, names file and offset, and
+//! with salvage serves the writes before.
 
 #![expect(clippy::disallowed_methods, reason = "the files are made and copied on the host")]
 
@@ -21,7 +21,7 @@ const BLOCK: usize = 32 << 10;
 
 type Model = BTreeMap<Vec<u8>, Vec<u8>>;
 
-/// A database without anything, with these logs.
+/// An empty database with these logs.
 fn database(case: &str, logs: &[(u64, Vec<u8>)]) -> PathBuf {
     let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("wal-{case}"));
     let _ = std::fs::remove_dir_all(&dir);
@@ -51,7 +51,7 @@ fn key(sequence: u64) -> Vec<u8> {
     format!("key{sequence:06}").into_bytes()
 }
 
-/// What the batches with these sequences lead to.
+/// The contents after the batches with these sequences.
 fn model(sequences: impl IntoIterator<Item = u64>) -> Model {
     sequences.into_iter().map(|n| (key(n), vec![n as u8; 100])).collect()
 }
@@ -60,7 +60,7 @@ fn batch(sequence: u64) -> Vec<u8> {
     BatchBuilder::new(sequence).put(0, &key(sequence), &[sequence as u8; 100]).finish()
 }
 
-/// A log of records that are not padded, and where each begins.
+/// A log of records without padding, and the offset of each.
 fn plain(sequences: std::ops::Range<u64>) -> (Vec<u8>, Vec<usize>) {
     let mut log = LogBuilder::legacy();
     let mut starts = Vec::new();
@@ -71,7 +71,7 @@ fn plain(sequences: std::ops::Range<u64>) -> (Vec<u8>, Vec<usize>) {
     (log.finish(), starts)
 }
 
-/// A log of ours, each batch a group that is padded to 4 KiB.
+/// A log of ours, each batch in a group that is padded to 4 KiB.
 fn padded(number: u64, sequences: std::ops::Range<u64>) -> Vec<u8> {
     let (mut bytes, mut log) = (Vec::new(), LogWriter::new(Some(number), 0));
     let end = |start| GroupEnd { start };
@@ -84,7 +84,7 @@ fn padded(number: u64, sequences: std::ops::Range<u64>) -> Vec<u8> {
     bytes
 }
 
-/// What RocksDB finds in a copy of the directory, or what it says.
+/// What RocksDB finds in a copy of the directory, or its error.
 fn rocksdb(dir: &Path) -> Result<Model, String> {
     let copy = dir.with_extension("copy");
     let _ = std::fs::remove_dir_all(&copy);
@@ -119,7 +119,7 @@ fn rocksdb(dir: &Path) -> Result<Model, String> {
     Ok(pairs.filter(|(key, _)| key != b"after").collect())
 }
 
-/// What we find, and that it stays when we have written to it and opened it again.
+/// What Millrace finds. It must find the same after it has written and opened the database again.
 fn ours(dir: &Path, salvage: bool) -> lsm::Result<Model> {
     let found = open_and_write(dir, salvage, 0)?;
     for round in 1..3 {
@@ -128,8 +128,9 @@ fn ours(dir: &Path, salvage: bool) -> lsm::Result<Model> {
     Ok(found)
 }
 
-/// Other tests start programs meanwhile: until such a child executes its program it has our
-/// descriptors too, and with them the lock of a database that we have just closed.
+/// Opens a database, and retries while it is locked. Other tests start programs meanwhile: until
+/// such a child executes its program it has our descriptors too, and with them the lock of a
+/// database that was just closed.
 async fn open(
     core: &Core,
     path: &Path,
@@ -169,7 +170,7 @@ fn open_and_write(dir: &Path, salvage: bool, round: u8) -> lsm::Result<Model> {
     })
 }
 
-/// Both find the same, and RocksDB finds it again when we have written.
+/// Both find the same, and RocksDB finds it again after Millrace has written.
 fn both_find(case: &str, logs: &[(u64, Vec<u8>)], expected: &Model) {
     let dir = database(case, logs);
     assert!(rocksdb(&dir).unwrap() == *expected, "{case}: RocksDB finds something else");
@@ -180,7 +181,7 @@ fn both_find(case: &str, logs: &[(u64, Vec<u8>)], expected: &Model) {
     std::fs::remove_dir_all(&dir).unwrap();
 }
 
-/// RocksDB drops something; we refuse with a text that says this, and salvage serves what lies
+/// RocksDB drops writes; Millrace refuses with this text, and with salvage serves the writes
 /// before.
 fn refused(case: &str, bytes: Vec<u8>, text: &str, rocksdb_finds: &Model, salvaged: &Model) {
     let dir = database(case, &[(50, bytes)]);
@@ -211,7 +212,7 @@ fn padded_logs_follow_each_other() {
 }
 
 #[test]
-fn a_torn_record_in_a_padded_log_ends_it_and_the_next_log_goes_on() {
+fn a_torn_record_in_a_padded_log_ends_it_and_the_next_log_continues() {
     for cut in [1, 11, 60, 120] {
         let mut torn = padded(50, 1..41);
         let at = torn.len() - 4096 + cut;
@@ -229,7 +230,7 @@ fn a_payload_whose_header_is_still_zero_is_not_there() {
 }
 
 #[test]
-fn zero_padding_inside_a_block_hides_what_stands_behind_it() {
+fn zero_padding_inside_a_block_hides_records_after_it() {
     let (mut bytes, starts) = plain(1..50);
     let zeros = bytes.len();
     bytes.resize(zeros + 500, 0);
@@ -270,7 +271,7 @@ fn a_flipped_bit_in_an_early_record_is_not_the_end() {
     bytes[starts[39] + 30] ^= 4;
     let text = format!("000050.log at {}: ", starts[39]);
     refused("flipped-bit", bytes, &text, &model(1..40), &model(1..40));
-    // In a padded log of ours, too.
+    // Also in a padded log of ours.
     let mut bytes = padded(50, 1..201);
     bytes[40 * 4096 + 30] ^= 4;
     let text = format!("000050.log at {}: ", 40 * 4096);

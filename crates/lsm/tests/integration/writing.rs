@@ -1,4 +1,4 @@
-//! What is written is read back, by us and by RocksDB, through flushes and new openings.
+//! Writes are read back, by Millrace and by RocksDB, through flushes and new openings.
 
 use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader};
@@ -75,17 +75,17 @@ fn written_read_and_judged(durability: Durability, compression: Compression) {
 }
 
 #[test]
-fn what_is_written_for_the_process_is_read_by_us_and_by_rocksdb() {
+fn writes_at_process_are_read_by_us_and_by_rocksdb() {
     written_read_and_judged(Durability::Process, Compression::None);
 }
 
 #[test]
-fn what_is_written_for_a_power_cut_is_read_by_us_and_by_rocksdb() {
+fn writes_at_power_are_read_by_us_and_by_rocksdb() {
     written_read_and_judged(Durability::Power, Compression::Lz4);
 }
 
 #[test]
-fn a_snapshot_sees_what_was_there_through_flushes_and_merges() {
+fn a_snapshot_sees_the_same_through_flushes_and_merges() {
     let dir = fresh_dir("writing-snapshots");
     on_one_core(move |core| {
         let path = dir.clone();
@@ -132,7 +132,7 @@ fn a_snapshot_sees_what_was_there_through_flushes_and_merges() {
     });
 }
 
-/// One core writes, the other reads: what it has seen once it sees again, and whole batches.
+/// One core writes, the other reads: it sees whole batches, and never an older state again.
 #[test]
 fn another_core_sees_whole_batches_in_order() {
     const ROUNDS: u64 = 20_000;
@@ -193,7 +193,7 @@ fn another_core_sees_whole_batches_in_order() {
     assert_eq!(seen, [ROUNDS, ROUNDS]);
 }
 
-/// `ldb` leaves a table of level 0 at each start: those here have range tombstones over each other.
+/// `ldb` leaves a table of level 0 at each start. These have range tombstones over each other.
 #[test]
 fn range_tombstones_of_rocksdb_are_merged() {
     let dir = fresh_dir("writing-range-tombstones");
@@ -253,7 +253,7 @@ async fn damage(core: &Core, path: &Path, offset: u64, bytes: usize) {
     core.attach(&file).write_at(offset, noise, bytes).await.0.unwrap();
 }
 
-/// Writes until something was merged, and waits for the rest. Returns the keys written.
+/// Writes until a merge has ended, and waits for the rest. Returns the keys written.
 async fn write_and_merge(
     core: &Core,
     writer: &lsm::Writer,
@@ -280,8 +280,8 @@ async fn write_and_merge(
     written
 }
 
-/// Millrace opens a database of one damaged table twice, and writes.
-fn writing_goes_on_beside_a_damaged_table(
+/// Millrace opens a database with a damaged table twice, and writes.
+fn writing_continues_beside_a_damaged_table(
     dir: &Path,
     model: &Model,
     keys: u64,
@@ -303,7 +303,7 @@ fn writing_goes_on_beside_a_damaged_table(
                     memtable_bytes: 30_000,
                     ..WriteOptions::default()
                 };
-                // Beside a table that cannot be opened writing must be asked for.
+                // With a table that cannot be opened, writing needs `salvage`.
                 let reading = OpenOptions { salvage: whole, ..OpenOptions::default() };
                 if whole {
                     let strict = OpenOptions::default();
@@ -325,7 +325,7 @@ fn writing_goes_on_beside_a_damaged_table(
                         Ok(found) => {
                             assert_eq!(found.as_deref(), model.get(&key).map(|v| &v[..]), "{n}");
                         }
-                        // What is in the damaged block alone.
+                        // Keys in the damaged block.
                         Err(error) => {
                             assert_eq!(error.kind(), Kind::Corruption);
                             assert!(!written.contains(&key), "{n}: {error}");
@@ -338,12 +338,12 @@ fn writing_goes_on_beside_a_damaged_table(
         }
     });
     if !whole {
-        // RocksDB opens no database of which it cannot open every table.
+        // RocksDB opens a database only if it can open every table.
         ldb(dir, &["checkconsistency"]);
     }
 }
 
-/// A database of RocksDB with `keys` keys in level 1, in tables of about so many bytes.
+/// A database of RocksDB with `keys` keys in level 1, in tables of about `file_bytes`.
 fn in_level_1(dir: &Path, keys: u64, file_bytes: u64) -> Model {
     let mut model = Model::new();
     let mut args = vec!["batchput".to_owned(), "--create_if_missing".to_owned()];
@@ -371,18 +371,18 @@ fn a_damaged_table_of_level_1_is_left_alone() {
         let model = in_level_1(&dir, 1500, 1 << 20);
         let all = tables(&dir);
         assert_eq!(all.len(), 1, "{all:?}");
-        writing_goes_on_beside_a_damaged_table(&dir, &model, 1500, &all[0], whole);
+        writing_continues_beside_a_damaged_table(&dir, &model, 1500, &all[0], whole);
     }
 }
 
 #[test]
-fn what_does_not_overlap_a_damaged_table_is_merged() {
+fn tables_that_do_not_overlap_a_damaged_one_are_merged() {
     for (name, whole) in [("block", false), ("whole", true)] {
         let dir = fresh_dir(&format!("writing-damaged-many-{name}"));
         let model = in_level_1(&dir, 1500, 20_000);
         let all = tables(&dir);
         assert!(all.len() > 6, "{all:?}");
-        writing_goes_on_beside_a_damaged_table(&dir, &model, 1500, &all[all.len() / 2], whole);
+        writing_continues_beside_a_damaged_table(&dir, &model, 1500, &all[all.len() / 2], whole);
         let in_level0: u64 = level0_bytes(&dir);
         assert!(in_level0 < 400_000, "what overlaps stays, not all: {in_level0}");
     }
@@ -411,16 +411,16 @@ fn a_damaged_table_of_level_0_is_left_alone() {
             model.insert(key(n), "newer".repeat(20).into_bytes());
         }
         ldb(&dir, &args.iter().map(|arg| &arg[..]).collect::<Vec<_>>());
-        // The next one makes a table of it.
+        // The next process makes a table of it.
         ldb(&dir, &["put", "key000001", "value"]);
         model.insert(key(1), b"value".to_vec());
         let new = tables(&dir).into_iter().find(|table| !before.contains(table)).unwrap();
-        writing_goes_on_beside_a_damaged_table(&dir, &model, 1500, &new, whole);
+        writing_continues_beside_a_damaged_table(&dir, &model, 1500, &new, whole);
     }
 }
 
 #[test]
-fn clearing_removes_what_was_there_and_nothing_that_comes_after() {
+fn clearing_removes_all_writes_before_it_and_none_after() {
     let dir = fresh_dir("writing-cleared");
     let path = dir.clone();
     let model = on_one_core(move |core| {
@@ -467,7 +467,7 @@ fn clearing_removes_what_was_there_and_nothing_that_comes_after() {
     assert!(rocksdb_scan(&dir) == model);
 }
 
-/// Names in a directory that end like this.
+/// Names in a directory with this ending.
 #[expect(clippy::disallowed_methods, reason = "the test looks at the directory from outside")]
 fn names(dir: &Path, end: &str) -> Vec<String> {
     let entries = std::fs::read_dir(dir).unwrap();
@@ -477,7 +477,7 @@ fn names(dir: &Path, end: &str) -> Vec<String> {
 
 #[test]
 #[expect(clippy::disallowed_methods, reason = "the test looks at the directory from outside")]
-fn old_tables_are_written_again_but_none_that_somebody_may_still_read() {
+fn obsolete_tables_are_recycled_unless_a_reader_may_have_them() {
     let dir = fresh_dir("writing-again");
     let checkpoint = fresh_dir("writing-again-checkpoint");
     let mut models = vec![Model::new()];
@@ -513,7 +513,7 @@ fn old_tables_are_written_again_but_none_that_somebody_may_still_read() {
         });
         models.push(model);
         if round == 0 {
-            // Tables by hard links, the rest as copies.
+            // Tables as hard links, the rest as copies.
             for entry in std::fs::read_dir(&dir).unwrap() {
                 let entry = entry.unwrap();
                 let to = checkpoint.join(entry.file_name());
@@ -534,7 +534,7 @@ fn old_tables_are_written_again_but_none_that_somebody_may_still_read() {
     assert!(rocksdb_scan(&dir) == models[3]);
 }
 
-/// Writes with their changes of the number of keys; the database is opened anew each time.
+/// Writes with their changes of the number of keys. The database is opened again each time.
 #[test]
 fn the_number_of_keys_is_kept() {
     for durability in [Durability::Process, Durability::Power] {
@@ -580,7 +580,7 @@ fn the_number_of_keys_is_kept() {
                 }
             });
         }
-        // RocksDB does not count: what it has opened is not taken for counted.
+        // RocksDB does not count keys: after it has opened the database, their number is unknown.
         ldb(&dir, &["put", "another", "key"]);
         let path = dir.clone();
         let keys = on_one_core(move |core| {
@@ -682,7 +682,7 @@ fn nothing_is_lost_by_a_kill(name: &str, cycles: usize) {
     for n in acknowledged {
         assert!(found.contains_key(format!("n{n:08}-2").as_bytes()), "RocksDB lost {n}");
     }
-    // Whole batches: each key has its siblings.
+    // Whole batches: each key has the others of its batch.
     for key in found.keys().filter(|key| key.starts_with(b"n")) {
         let stem = std::str::from_utf8(&key[..9]).unwrap();
         assert!((0..3).all(|part| found.contains_key(format!("{stem}-{part}").as_bytes())));
@@ -700,11 +700,11 @@ fn kill_9_loses_nothing_that_was_acknowledged_for_a_power_cut() {
     nothing_is_lost_by_a_kill("power", 6);
 }
 
-/// Where the system has no io_uring, files are written by threads: the same has to hold.
+/// Without io_uring, files are written by threads: the same must hold.
 #[test]
 fn it_holds_on_the_epoll_driver_too() {
     let tests = [
-        "writing::what_is_written_for_a_power_cut_is_read_by_us_and_by_rocksdb",
+        "writing::writes_at_power_are_read_by_us_and_by_rocksdb",
         "writing::another_core_sees_whole_batches_in_order",
         "writing::kill_9_loses_nothing_that_was_acknowledged_for_the_process",
         "writing::kill_9_loses_nothing_that_was_acknowledged_for_a_power_cut",
@@ -720,7 +720,7 @@ fn it_holds_on_the_epoll_driver_too() {
     assert!(said.contains(&format!("{} passed", tests.len())), "{said}");
 }
 
-/// Loads the keys of a range of numbers, each with a value that has `size` bytes.
+/// Loads the keys of a range of numbers, each with a value of `size` bytes.
 async fn load(
     writer: &lsm::Writer,
     model: &mut Model,
@@ -743,7 +743,7 @@ async fn load(
 }
 
 #[test]
-fn what_is_loaded_is_in_the_bottom_level_for_us_and_for_rocksdb() {
+fn a_load_is_in_the_bottom_level_for_us_and_for_rocksdb() {
     let dir = fresh_dir("writing-loaded");
     let path = dir.clone();
     let mut model = on_one_core(move |core| {
@@ -758,7 +758,7 @@ fn what_is_loaded_is_in_the_bottom_level_for_us_and_for_rocksdb() {
             assert_eq!(db.keys(), Some(4200));
             assert_eq!(load(&writer, &mut model, 0..0, 10).await.unwrap(), 0);
             compare(&core, &db, &model).await;
-            // Behind what is there, and newer writes over all of it.
+            // After the keys that are there, with newer writes over all of them.
             writer.put(&key(10_000), b"between").await.unwrap();
             model.insert(key(10_000), b"between".to_vec());
             load(&writer, &mut model, 12_000..13_000, 100).await.unwrap();
@@ -779,7 +779,7 @@ fn what_is_loaded_is_in_the_bottom_level_for_us_and_for_rocksdb() {
     ldb(&dir, &["checkconsistency"]);
     assert!(rocksdb_scan(&dir) == model, "RocksDB finds something else");
     ldb(&dir, &["compact"]);
-    // Into what RocksDB has left.
+    // Into a database that RocksDB has written.
     let path = dir.clone();
     model = on_one_core(move |core| {
         let (path, mut model) = (path.clone(), model.clone());
@@ -797,7 +797,7 @@ fn what_is_loaded_is_in_the_bottom_level_for_us_and_for_rocksdb() {
 }
 
 #[test]
-fn a_load_that_cannot_be_done_leaves_nothing_behind() {
+fn a_load_that_fails_leaves_nothing() {
     let dir = fresh_dir("writing-load-refused");
     let path = dir.clone();
     on_one_core(move |core| {
@@ -833,7 +833,7 @@ fn a_load_that_cannot_be_done_leaves_nothing_behind() {
             assert!(error.contains("entry 2 of a bulk load"), "{error}");
             let unknown = writer.bulk_load(7, async |_, _| Ok(false)).await.unwrap_err();
             assert_eq!(unknown.kind(), Kind::UnknownColumnFamily);
-            // Beside what is there, none of these is in the way.
+            // Beside the keys that are there, none of these prevents a load.
             load(&writer, &mut model, 501..1000, 100).await.unwrap();
             load(&writer, &mut model, 0..500, 100).await.unwrap();
             compare(&core, &db, &model).await;

@@ -1,5 +1,5 @@
-//! RocksDB writes (with its own tool `ldb`), we read: every key by get and multi-get, and
-//! iterators that seek, turn around and respect bounds, against a sorted map.
+//! RocksDB writes (with its own tool `ldb`) and Millrace reads: every key by get and multi-get, and
+//! iterators that seek, change direction and respect bounds, compared with a sorted map.
 
 #![expect(clippy::disallowed_methods, reason = "a test makes, damages and deletes directories")]
 
@@ -173,7 +173,7 @@ fn scans_of_both_directions_give_every_key_in_order() {
     }
 }
 
-/// Where an iterator should stand, and how it got there.
+/// Checks the position of an iterator. `history` is how it got there.
 fn check(iter: &Iter, expected: Option<(&Vec<u8>, &Vec<u8>)>, history: &[String]) {
     let found = iter.valid().then(|| (iter.key(), iter.value()));
     let expected = expected.map(|(k, v)| (&k[..], &v[..]));
@@ -307,7 +307,7 @@ fn a_check_of_an_undamaged_database_finds_nothing() {
 }
 
 #[test]
-fn a_directory_without_a_database_and_a_damaged_table_say_so() {
+fn a_missing_database_and_a_damaged_table_are_reported() {
     let dir = Scratch::new("damage");
     std::fs::create_dir_all(&dir.0).unwrap();
     let path = dir.0.clone();

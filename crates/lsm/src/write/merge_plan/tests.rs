@@ -1,4 +1,4 @@
-//! Plans for random levels, and what their merges make of every version of every key.
+//! Tests plans for random levels: their merges keep the order of all versions of all keys.
 
 use std::collections::BTreeSet;
 
@@ -10,14 +10,14 @@ use super::*;
 use crate::error::{Error, Kind};
 use crate::version::{Level, Slot};
 
-/// A place among the user keys: twice the number of a key, and one more for just behind it.
+/// A position among the user keys: twice the number of a key, or one more for just after it.
 type Place = usize;
-/// A stretch of places, its end exclusive.
+/// A range of positions with an exclusive end.
 type Span = (Place, Place);
 
 const END: Place = 2 * 26;
 
-/// What a file holds.
+/// The contents of a file.
 #[derive(Clone, Debug)]
 struct File {
     /// Keys and sequences, in the order of internal keys.
@@ -39,7 +39,7 @@ impl File {
         spans.reduce(|a, b| (a.0.min(b.0), a.1.max(b.1))).expect("no file is empty")
     }
 
-    /// The sequences of what it says about a key.
+    /// The sequences of its versions and tombstones of a key.
     fn about(&self, key: usize) -> impl Iterator<Item = u64> {
         let points = self.points.iter().filter(move |point| point.0 == key);
         let covers = self.covers.iter().filter(move |cover| is_in(2 * key, cover.0));
@@ -77,7 +77,7 @@ fn overlap(a: Span, b: Span) -> bool {
     a.0 < b.1 && b.0 < a.1
 }
 
-/// The user key at a place. In reverse order nothing can be said just behind a key.
+/// The user key at a position. In reverse order no key is just after another.
 fn bytes(place: Place, order: Comparator) -> Vec<u8> {
     let number = (place / 2) as u8;
     let mut key = vec![if order == Comparator::Bytewise { b'a' + number } else { b'z' - number }];
@@ -85,7 +85,7 @@ fn bytes(place: Place, order: Comparator) -> Vec<u8> {
     key
 }
 
-/// The place of a zone's bound.
+/// The position of a zone's bound.
 fn place(bound: &[u8]) -> Place {
     2 * usize::from(bound[0] - b'a') + bound.len() - 1
 }
@@ -131,7 +131,7 @@ impl Levels {
             }
         }
         for at in 1..files1.len() {
-            // A range tombstone from behind a file's last key to the next file's first.
+            // A range tombstone from after a file's last key to the next file's first.
             let (from, sequence) = files1[at - 1].points[files1[at - 1].points.len() - 1];
             let to = files1[at].points[0].0;
             if from + 1 < to && rng.coin() {
@@ -189,7 +189,7 @@ impl Levels {
         Version { families: vec![family], slots, epoch: 0 }
     }
 
-    /// What a reader relies on: newer versions of a key come first, and level 1 is in order.
+    /// The invariants of readers: newer versions of a key come first, and level 1 is in order.
     fn check(&self) {
         for key in 0..END / 2 {
             let mut sources: Vec<Vec<u64>> =
@@ -212,7 +212,7 @@ impl Levels {
         }
     }
 
-    /// Does what a plan says, as `compaction.rs` does it.
+    /// Executes a plan as `compaction.rs` does.
     fn merge(&mut self, plan: &Plan) {
         let first1 = self.files[0].len() as u32;
         let at1: BTreeSet<usize> =
@@ -263,7 +263,7 @@ impl Levels {
             assert!(other.is_none(), "{file:?} shares keys with {other:?}, which is left");
         }
         if !plan.deeper {
-            // Tombstones go: nothing that they hide may be anywhere else.
+            // Tombstones are dropped: versions that they hide must not be anywhere else.
             for key in
                 (0..END / 2).filter(|&key| new.iter().any(|file| file.about(key).count() > 0))
             {
@@ -307,7 +307,7 @@ fn merged_to_the_end(seed: u64) {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 8 * ProptestConfig::default().cases, ..ProptestConfig::default() })]
 
-    /// No user key's versions are divided between what a merge takes and what it leaves, whatever is left alone.
+    /// A merge takes all versions of a user key or none, whatever is left alone.
     #[test]
     fn merges_keep_the_order_of_versions_and_end(seed: u64) {
         merged_to_the_end(seed);

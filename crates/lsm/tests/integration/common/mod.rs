@@ -1,4 +1,4 @@
-//! What the engine's tests share: a directory, a core to run on, random writes with their model,
+//! Helpers of the engine's tests: a directory, a core to run on, random writes with their model,
 //! and RocksDB's own tool.
 #![allow(dead_code, reason = "each suite uses its part")]
 #![allow(clippy::disallowed_methods, reason = "tests are no part of a node")]
@@ -32,7 +32,7 @@ where
     on_one_core_with(64 << 20, main)
 }
 
-/// The same with as many bytes as the test says.
+/// Runs `main` on one core with this many bytes for its buffers.
 pub fn on_one_core_with<T: Send + 'static, F>(
     memory: usize,
     main: impl Fn(Core) -> F + Clone + Send + 'static,
@@ -43,7 +43,7 @@ where
     reactor::testing::on_one_core(memory, main)
 }
 
-/// What RocksDB's `ldb` prints about the database in `dir`; it must succeed.
+/// The output of RocksDB's `ldb` for the database in `dir`. It must succeed.
 pub fn ldb(dir: &Path, args: &[&str]) -> String {
     let out = Command::new("ldb")
         .arg(format!("--db={}", dir.display()))
@@ -55,7 +55,7 @@ pub fn ldb(dir: &Path, args: &[&str]) -> String {
     text(&out.stdout)
 }
 
-/// What a database holds.
+/// The contents of a database.
 pub type Model = BTreeMap<Vec<u8>, Vec<u8>>;
 
 /// One of 20,000 keys.
@@ -63,7 +63,7 @@ pub fn key(n: u64) -> Vec<u8> {
     format!("key{:06}", n % 20_000).into_bytes()
 }
 
-/// Writes random batches; the model is what they lead to.
+/// Writes random batches, and applies them to the model.
 pub async fn write_some(core: &Core, writer: &Writer, model: &mut Model, batches: usize) {
     for _ in 0..batches {
         let mut batch = BatchWriter::new();
@@ -82,7 +82,7 @@ pub async fn write_some(core: &Core, writer: &Writer, model: &mut Model, batches
     }
 }
 
-/// Compares what a database has with a model: gets, scans both ways, and seeks.
+/// Compares a database with a model: gets, scans in both directions, and seeks.
 pub async fn compare(core: &Core, db: &Db, model: &Model) {
     let reader = db.attach(core);
     for n in 0..1000 {
@@ -105,7 +105,7 @@ pub async fn compare(core: &Core, db: &Db, model: &Model) {
     }
 }
 
-/// Walks over everything, from each end to the other.
+/// Walks over all entries, from each end to the other.
 pub async fn scan_both_ways(iter: &mut Iter, model: &Model) {
     iter.seek_to_first().await.unwrap();
     for (key, value) in model {
