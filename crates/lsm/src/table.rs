@@ -122,6 +122,33 @@ struct Tail {
 }
 
 impl Tail {
+    /// Reads the tail of a file, which has `tail_bytes` if that is known, and its footer.
+    async fn read(
+        core: &Core,
+        shared: &Arc<SharedFile>,
+        name: &str,
+        tail_bytes: u64,
+        charge: &Charge,
+    ) -> Result<(Tail, Footer)> {
+        let size = shared.size();
+        let wanted = match tail_bytes {
+            0 => TAIL_GUESS,
+            known => (known as usize).saturating_add(FOOTER_BYTES),
+        };
+        let wanted = if charge.may_take(wanted) { wanted } else { TAIL_WITHOUT };
+        let len = (wanted.clamp(TAIL_MIN, TAIL_MAX) as u64).min(size);
+        let file = core.attach(shared);
+        let offset = size - len;
+        let bytes = fs::read(&file, offset, len as usize)
+            .await
+            .map_err(|e| Error::io(format_args!("{name} at offset {offset}"), &e))?;
+        let footer = Footer::parse(&bytes, size).map_err(|e| {
+            let offset = size.saturating_sub(FOOTER_BYTES as u64);
+            Error::format(format_args!("{name} at offset {offset}"), &e)
+        })?;
+        Ok((Tail { file, bytes, offset, check: footer.check, limit: footer.offset }, footer))
+    }
+
     /// A block with its trailer.
     async fn stored(&self, handle: BlockHandle) -> Result<Slice> {
         let place = || format!("{} at offset {}", self.file.path().display(), handle.offset);
@@ -181,7 +208,7 @@ impl Table {
         comparator: Comparator,
         memory: &Arc<TableMemory>,
     ) -> Result<Table> {
-        let mut charge = Charge::new(memory);
+        let charge = Charge::new(memory);
         let shared = dir.open(name).await.map_err(|e| Error::io(format_args!("{name}"), &e))?;
         if shared.size() != meta.size_bytes {
             return Err(Error::new(
@@ -194,24 +221,7 @@ impl Table {
             ));
         }
         let format = |e: rocksfmt::Error| Error::format(name, &e);
-        let size = shared.size();
-        let wanted = match meta.tail_bytes {
-            0 => TAIL_GUESS,
-            known => (known as usize).saturating_add(FOOTER_BYTES),
-        };
-        let wanted = if charge.may_take(wanted) { wanted } else { TAIL_WITHOUT };
-        let len = (wanted.clamp(TAIL_MIN, TAIL_MAX) as u64).min(size);
-        let file = core.attach(&shared);
-        let bytes = fs::read(&file, size - len, len as usize)
-            .await
-            .map_err(|e| Error::io(format_args!("{name} at offset {}", size - len), &e))?;
-        let footer = Footer::parse(&bytes, size).map_err(|e| {
-            let offset = size.saturating_sub(FOOTER_BYTES as u64);
-            Error::format(format_args!("{name} at offset {offset}"), &e)
-        })?;
-        let tail =
-            Tail { file, bytes, offset: size - len, check: footer.check, limit: footer.offset };
-
+        let (tail, footer) = Tail::read(core, &shared, name, meta.tail_bytes, &charge).await?;
         let metaindex =
             Metaindex::parse(&tail.contents(core, footer.metaindex).await?).map_err(format)?;
         let properties = match metaindex.properties {
@@ -226,69 +236,13 @@ impl Table {
             .index
             .or(metaindex.index)
             .ok_or_else(|| Error::new(Kind::Corruption, format!("{name}: no index block")))?;
-        let partitioned = properties.index_type == IndexType::TwoLevel;
-        let mut resident = None;
-        if partitioned || charge.may_take(index_handle.size as usize) {
-            let index = index_block(&tail, core, name, index_handle, &properties, comparator);
-            let index = index.await?;
-            if partitioned {
-                charge.take_anyway(index.memory());
-            }
-            if partitioned || charge.take(index.memory()) {
-                resident = Some(index);
-            }
-        }
-        let two_level = partitioned || resident.is_none();
-        let index = resident.unwrap_or_else(|| {
-            let user_keys = properties.index_format.user_keys;
-            let (data, layout) = index_of_one(&meta.largest, index_handle, user_keys);
-            IndexBlock { data: data.into(), layout, search: None }
-        });
-        let filter = match metaindex.filter {
-            _ if !properties.whole_key_filtering => Filter::None,
-            None => Filter::None,
-            // A damaged filter must not hide keys: without one, every key may be there. It is
-            // reported by `check`.
-            Some(FilterHandle::Full(handle)) if !charge.take(handle.size as usize) => {
-                Filter::OnDemand(handle)
-            }
-            Some(FilterHandle::Full(handle)) => match tail.contents(core, handle).await {
-                Ok(data) => Filter::Full { layout: FilterLayout::parse(&data), data },
-                Err(e) if e.kind() == Kind::Corruption => Filter::None,
-                Err(e) => return Err(e),
-            },
-            Some(FilterHandle::Partitioned(handle)) => {
-                // Filter partitions carry no first keys, whatever the index does.
-                let mut plain = properties.clone();
-                plain.index_format.first_keys = false;
-                match index_block(&tail, core, name, handle, &plain, comparator).await {
-                    Ok(top) => {
-                        charge.take_anyway(top.memory());
-                        Filter::Partitioned(top)
-                    }
-                    Err(e) if e.kind() == Kind::Corruption => Filter::None,
-                    Err(e) => return Err(e),
-                }
-            }
-        };
-        let dictionary = match metaindex.compression_dict {
-            Some(handle) => {
-                let dictionary = Dictionary::new(&tail.contents(core, handle).await?);
-                charge.take_anyway(dictionary.len());
-                Some(dictionary)
-            }
-            None => None,
-        };
-        let range_tombstones = match metaindex.range_deletions {
-            Some(handle) => {
-                let data = tail.contents(core, handle).await?;
-                let mut parsed =
-                    RangeTombstones::parse(&data, comparator, global_sequence).map_err(format)?;
-                parsed.set_bounds(&meta.smallest, &meta.largest).map_err(format)?;
-                (!parsed.is_empty()).then_some(parsed)
-            }
-            None => None,
-        };
+        let mut loader = Loader { core, name, tail, comparator, properties: &properties, charge };
+        let (index, two_level) = loader.index(index_handle, &meta).await?;
+        let filter = loader.filter(metaindex.filter).await?;
+        let dictionary = loader.dictionary(metaindex.compression_dict).await?;
+        let handle = metaindex.range_deletions;
+        let range_tombstones = loader.range_tombstones(handle, &meta, global_sequence).await?;
+        let charge = loader.charge;
         Ok(Table {
             meta,
             file: shared,
@@ -337,19 +291,102 @@ impl Table {
     }
 }
 
-async fn index_block(
-    tail: &Tail,
-    core: &Core,
-    name: &str,
-    handle: BlockHandle,
-    properties: &Properties,
+/// Loads the parts of a table that stay in memory.
+struct Loader<'a> {
+    core: &'a Core,
+    name: &'a str,
+    tail: Tail,
     comparator: Comparator,
-) -> Result<IndexBlock> {
-    let data = tail.contents(core, handle).await?;
-    let layout = IndexLayout::parse(&data, properties.index_format)
-        .map_err(|e| Error::format(format_args!("{name} at offset {}", handle.offset), &e))?;
-    let search = IndexSearch::build(&data, &layout, comparator);
-    Ok(IndexBlock { data, layout, search })
+    properties: &'a Properties,
+    charge: Charge,
+}
+
+impl Loader<'_> {
+    fn format(&self, error: &rocksfmt::Error) -> Error {
+        Error::format(self.name, error)
+    }
+
+    /// The index, or an index of one entry if it does not stay in memory; and whether its entries
+    /// point to index blocks.
+    async fn index(&mut self, handle: BlockHandle, meta: &FileMeta) -> Result<(IndexBlock, bool)> {
+        let partitioned = self.properties.index_type == IndexType::TwoLevel;
+        if partitioned || self.charge.may_take(handle.size as usize) {
+            let index = self.index_block(handle, self.properties).await?;
+            if partitioned {
+                self.charge.take_anyway(index.memory());
+            }
+            if partitioned || self.charge.take(index.memory()) {
+                return Ok((index, partitioned));
+            }
+        }
+        let user_keys = self.properties.index_format.user_keys;
+        let (data, layout) = index_of_one(&meta.largest, handle, user_keys);
+        Ok((IndexBlock { data: data.into(), layout, search: None }, true))
+    }
+
+    /// The filter. A damaged filter must not hide keys: without one, every key may be there.
+    /// `check` reports it.
+    async fn filter(&mut self, handle: Option<FilterHandle>) -> Result<Filter> {
+        let loaded = match handle {
+            _ if !self.properties.whole_key_filtering => return Ok(Filter::None),
+            None => return Ok(Filter::None),
+            Some(FilterHandle::Full(handle)) if !self.charge.take(handle.size as usize) => {
+                return Ok(Filter::OnDemand(handle));
+            }
+            Some(FilterHandle::Full(handle)) => {
+                let data = self.tail.contents(self.core, handle).await;
+                data.map(|data| Filter::Full { layout: FilterLayout::parse(&data), data })
+            }
+            Some(FilterHandle::Partitioned(handle)) => {
+                // Filter partitions carry no first keys, whatever the index does.
+                let mut plain = self.properties.clone();
+                plain.index_format.first_keys = false;
+                let top = self.index_block(handle, &plain).await;
+                top.map(|top| {
+                    self.charge.take_anyway(top.memory());
+                    Filter::Partitioned(top)
+                })
+            }
+        };
+        match loaded {
+            Err(e) if e.kind() == Kind::Corruption => Ok(Filter::None),
+            loaded => loaded,
+        }
+    }
+
+    async fn dictionary(&mut self, handle: Option<BlockHandle>) -> Result<Option<Dictionary>> {
+        let Some(handle) = handle else { return Ok(None) };
+        let dictionary = Dictionary::new(&self.tail.contents(self.core, handle).await?);
+        self.charge.take_anyway(dictionary.len());
+        Ok(Some(dictionary))
+    }
+
+    async fn range_tombstones(
+        &self,
+        handle: Option<BlockHandle>,
+        meta: &FileMeta,
+        global_sequence: Option<u64>,
+    ) -> Result<Option<RangeTombstones>> {
+        let Some(handle) = handle else { return Ok(None) };
+        let data = self.tail.contents(self.core, handle).await?;
+        let parsed = RangeTombstones::parse(&data, self.comparator, global_sequence);
+        let mut parsed = parsed.map_err(|e| self.format(&e))?;
+        parsed.set_bounds(&meta.smallest, &meta.largest).map_err(|e| self.format(&e))?;
+        Ok((!parsed.is_empty()).then_some(parsed))
+    }
+
+    async fn index_block(
+        &self,
+        handle: BlockHandle,
+        properties: &Properties,
+    ) -> Result<IndexBlock> {
+        let data = self.tail.contents(self.core, handle).await?;
+        let layout = IndexLayout::parse(&data, properties.index_format).map_err(|e| {
+            Error::format(format_args!("{} at offset {}", self.name, handle.offset), &e)
+        })?;
+        let search = IndexSearch::build(&data, &layout, self.comparator);
+        Ok(IndexBlock { data, layout, search })
+    }
 }
 
 /// Reads the properties. The sequence number of an ingested file may have been patched in later:

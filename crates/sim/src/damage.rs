@@ -160,7 +160,7 @@ impl Life {
             }
         }
         let mut patience = 1_000;
-        while !writer.is_at_rest() {
+        while !writer.is_quiesced() {
             patience -= 1;
             assert!(patience > 0, "merges do not end: {:?}", writer.stats());
             core.sleep_ns(100_000_000).await;

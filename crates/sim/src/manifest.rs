@@ -52,7 +52,7 @@ async fn write(core: &Core, acknowledged: &Cell<u64>) {
         writer.write(batch).await.expect("the disk is sound");
         acknowledged.set(number + 1);
     }
-    while !writer.is_at_rest() {
+    while !writer.is_quiesced() {
         core.sleep_ns(100_000).await;
     }
 }

@@ -66,7 +66,7 @@ pub async fn warm(core: &Core, reader: &Reader, keys: u64) -> Result<(), String>
 #[expect(clippy::disallowed_methods, reason = "asks the kernel after the window")]
 pub async fn drain(core: &Core, writer: &Writer, dir: &Path) -> Drained {
     let from_ns = core.now_exact_ns();
-    while !writer.is_at_rest() && writer.failure().is_none() {
+    while !writer.is_quiesced() && writer.failure().is_none() {
         core.sleep_ns(POLL_NS).await;
     }
     let seconds = (core.now_exact_ns() - from_ns) as f64 / 1e9;

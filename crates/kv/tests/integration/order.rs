@@ -185,7 +185,7 @@ fn fill(world: &World) {
         // Flushes, so that the next opening finds the keys in tables.
         shard.change(Change::put(b"filler", &[7; 100_000])).await;
         shard.change(Change::delete([&b"filler"[..]])).await;
-        while !writer.is_at_rest() {
+        while !writer.is_quiesced() {
             core.sleep_ns(10_000_000).await;
         }
         shard.close().await.unwrap();

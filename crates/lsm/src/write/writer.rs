@@ -264,7 +264,7 @@ impl Writer {
 
     /// Whether the background work is quiesced: no memtable waits to be flushed, and no merge is
     /// due or under way.
-    pub fn is_at_rest(&self) -> bool {
+    pub fn is_quiesced(&self) -> bool {
         let state = &self.0;
         state.flushes.waiting.borrow().is_empty()
             && state.merges.progress.borrow().is_none()

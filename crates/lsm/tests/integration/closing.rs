@@ -102,7 +102,7 @@ fn a_merge_of_large_values_stays_within_memory() {
                 for number in 0..60 {
                     writer.put(&key(number % 20), &vec![number as u8; 600_000]).await.unwrap();
                 }
-                while !writer.is_at_rest() {
+                while !writer.is_quiesced() {
                     core.sleep_ns(10_000_000).await;
                 }
                 let ns = core.now_ns() - since_ns;
@@ -130,7 +130,7 @@ fn a_merge_that_waits_for_memory_is_cancelled_at_the_end() {
                     writer.put(&key(number % 5), &[7; 900_000]).await.unwrap();
                     number += 1;
                 }
-                while !writer.is_at_rest() {
+                while !writer.is_quiesced() {
                     core.sleep_ns(10_000_000).await;
                 }
                 // The rest is enough for a flush, but not for a block that the merge needs.

@@ -39,7 +39,7 @@ async fn put(core: &Core, writer: &Writer, key: &[u8], value: &[u8]) -> u64 {
 
 async fn until_quiesced(core: &Core, writer: &Writer) {
     let since_ns = core.now_ns();
-    while !writer.is_at_rest() {
+    while !writer.is_quiesced() {
         assert!(core.now_ns() - since_ns < 3_000 * SECOND, "{:?}", writer.stats());
         core.sleep_ns(SECOND / 10).await;
     }

@@ -121,7 +121,7 @@ fn a_merge_reads_ahead_beside_a_cache_that_is_full() {
                 let key = format!("key{:06}", number * 7919 % 20_000);
                 writer.put(key.as_bytes(), &value).await.unwrap();
             }
-            while !writer.is_at_rest() {
+            while !writer.is_quiesced() {
                 core.sleep_ns(10_000_000).await;
             }
         };
@@ -239,7 +239,7 @@ fn a_value_larger_than_memory_is_there_and_can_be_removed() {
             for key in [&b"key100"[..], b"key200", b"key200+"] {
                 writer.put(key, &vec![b'v'; LARGE]).await.unwrap();
             }
-            while !writer.is_at_rest() {
+            while !writer.is_quiesced() {
                 core.sleep_ns(10_000_000).await;
             }
             writer.close().await.unwrap();

@@ -274,7 +274,7 @@ async fn write_and_merge(
         written.insert(key);
     }
     let patience = core.now_ns() + 60_000_000_000;
-    while !writer.is_at_rest() && core.now_ns() < patience {
+    while !writer.is_quiesced() && core.now_ns() < patience {
         core.sleep_ns(1_000_000).await;
     }
     written
