@@ -2,8 +2,8 @@
 //!
 //! Some disks stall while they are told of the blocks of removed files (50 ms for 64 MiB were
 //! measured), and new blocks have to be entered into the file system's metadata, which slows
-//! everybody's flushes. So a table that a change of the MANIFEST has made obsolete is renamed to
-//! `NNNNNN.dbtmp`, a name that recovery, ours and RocksDB's, treats as garbage. The writer of a
+//! the flushes of all files. So a table that a change of the MANIFEST has made obsolete is renamed
+//! to `NNNNNN.dbtmp`, a name that recovery, ours and RocksDB's, treats as garbage. The writer of a
 //! new table takes such a file, gives it the table's name, writes over it and truncates it to its
 //! length.
 //!
