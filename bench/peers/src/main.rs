@@ -1,9 +1,9 @@
 //! `millrace-peers`: RocksDB's newest release, measured on the same database and the same cases as
 //! Millrace.
 //!
-//! Debian's `db_bench` is built with assertions on and is not a fair peer where the processor is the
-//! bound. This program links the crate `rocksdb` as a release build for this machine and repeats
-//! `db_bench`'s cases.
+//! Debian's `db_bench` is built with assertions on and is not a fair peer where the processor is
+//! the bound. This program links the crate `rocksdb` as a release build for this machine and
+//! repeats `db_bench`'s cases.
 //!
 //! Flow: flags ([`Flags`]) -> one read-only [`rocksdb::DB`] ([`database`]) -> a warm-up if there is
 //! a cache -> one [`cases`] loop per thread inside one measured window ([`measure`]) -> one JSON

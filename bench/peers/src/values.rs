@@ -1,5 +1,5 @@
-//! `db_bench`'s values, which Millrace's benchmark makes, too: half of every hundred bytes compresses
-//! away.
+//! `db_bench`'s values, which Millrace's benchmark makes, too: half of every hundred bytes can be
+//! compressed away.
 
 use workload::Random;
 

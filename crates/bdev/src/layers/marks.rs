@@ -2,8 +2,8 @@
 //! granule.
 //!
 //! ```text
-//!   writer   begin --> [the device writes] --> end     begin, end: set the granules' bits in `dirty`
-//!   copier   take ---> [reads the device]  --> finish  take: moves the bits from `dirty` to `taken`
+//!   writer   begin --> [the device writes] --> end     begin, end: set the bits in `dirty`
+//!   copier   take ---> [reads the device]  --> finish  take: bits from `dirty` to `taken`
 //!                                                      finish: clears them in `taken`
 //! ```
 //!

@@ -2,7 +2,8 @@
 //! on request:
 //!
 //! ```text
-//! MILLRACE=target/release/millrace cargo test --release -p millrace-frontend --test integration pauses -- --ignored --nocapture
+//! MILLRACE=target/release/millrace cargo test --release -p millrace-frontend \
+//!     --test integration pauses -- --ignored --nocapture
 //! ```
 //!
 //! One thread plays all front ends. Each keeps two requests in flight, alternating reads and

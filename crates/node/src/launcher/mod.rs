@@ -4,7 +4,7 @@
 //! ```text
 //!   user, service manager          the launcher                       the node (confined)
 //!   millrace serve    ---------->  lock the state directory, listen
-//!                                  at the admin socket; start  ---->  listen for clients, confine itself,
+//!                                  at the admin socket; start  ---->  listen, confine itself,
 //!                                                              <----  Begin
 //!                                                              <----  Disks; Open, disk by disk
 //!                                  open image, bind socket     ---->  serve the disk

@@ -6,7 +6,6 @@
 //! ```
 //!
 //! A key is the first `shared` bytes of its predecessor plus the suffix; at a restart point
-//! A key is the first `shared` bytes of its predecessor plus the suffix; at a restart point
 //! `shared` is 0. The footer word holds R in bits 0 to 27 and flags above: a hash index, which is
 //! skipped; keys and values in separate sections (since 11.0); a hint about key spacing, which is
 //! ignored.

@@ -29,7 +29,7 @@
 //!                   |                 Target::resume               [quiesced] --> stop: the end;
 //!                   '--------------------------------------------------'   ^      nothing of what
 //!   in another process, or here                                            |      was exported is
-//!     take_over --> [taking] ----------------------------------------------'      closed for others
+//!     take_over --> [taking] ----------------------------------------------'      is closed
 //!                             memory mapped, descriptors checked
 //! ```
 //!

@@ -8,7 +8,7 @@
 //!    requests are deferred, and long requests are split into pieces.
 //! 2. While the ring is polled, the guest is told not to kick. Before the core sleeps the ring is
 //!    armed: the guest's next kick wakes the core, and so does the device's next completion.
-//! 3. The connection sends [`Command`]s (another memory table, a stop) fua a queue. They are
+//! 3. The connection sends [`Command`]s (another memory table, a stop) through a queue. They are
 //!    executed between two turns.
 //!
 //! A ring stays on one core from start to stop; [`run`] is its life. A stopping ring pops nothing
