@@ -1,6 +1,7 @@
 """Fixtures that the tests share: the binary and the databases that RocksDB makes."""
 
 import concurrent.futures
+import os
 import pathlib
 import shutil
 import subprocess
@@ -72,7 +73,9 @@ def workshop(request):
     # On a disk and not in memory, so that O_DIRECT is tested.
     root = pathlib.Path(tempfile.mkdtemp(prefix="millrace-e2e-"))
     names = {}
-    for item in request.session.items:
+    # Of several workers each makes only the databases that its own tests ask for.
+    alone = "PYTEST_XDIST_WORKER" not in os.environ
+    for item in request.session.items if alone else []:
         name = getattr(item, "callspec", None) and item.callspec.params.get("made")
         if name:
             names[name] = None

@@ -121,7 +121,7 @@ def test_a_ring_stops_only_when_its_slow_requests_are_done(tmp_path):
 
         guest.wait_for("writes at the disk", lambda: depth() == 8)
         node.upgrade()
-        assert re.search(r"they follow with what is in flight disks=\"?a", node.said()), node.said()
+        assert re.search(r"they follow with their requests in flight disks=\"?a", node.said()), node.said()
         guest.wait_for("writes at the disk", lambda: depth() == 8)
         vm.stop()
         assert depth() == 0

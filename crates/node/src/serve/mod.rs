@@ -249,10 +249,12 @@ async fn serve_clients(
     shard: Option<Shard>,
     mut first: Option<FirstCore>,
 ) -> Result<Option<Ending>, Error> {
-    if node.phases.reached(core.id(), Phase::Running).await > Phase::Draining {
+    // A request to end may raise the phase while core 0 is still opening the database.
+    let decided = || node.opened.get().is_some() || node.phases.now() > Phase::Draining;
+    node.phases.until(core.id(), decided).await;
+    let Some(opened) = node.opened.get().filter(|_| node.phases.now() <= Phase::Draining) else {
         return Ok(None);
-    }
-    let opened = node.opened.get().expect("core 0 has opened the database before it raised");
+    };
     let disks = match &mut first {
         Some(first) => first.start_disks(core, node).await?,
         None => Rc::default(),
