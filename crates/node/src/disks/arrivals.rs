@@ -36,14 +36,14 @@ impl Disks {
         self.coming.set(self.coming.get() + usize::from(unsettled));
         let Served { spec, target, .. } = served;
         self.remember(&spec, &target, None);
-        tracing::info!(disk = %spec.name, "followed from the node before");
+        tracing::info!(disk = %spec.name, "taken over from the previous node after its requests");
         self.arrived(core, &spec, Serving { target, serving }).await;
     }
 
     /// Records that the predecessor has no operations in flight any more at a disk.
     pub fn has_settled(&self, spec: &DiskSpec) {
         self.coming.set(self.coming.get() - 1);
-        tracing::info!(disk = %spec.name, "the node before has nothing of it in flight");
+        tracing::info!(disk = %spec.name, "the previous node has no request of it in flight");
     }
 
     /// Opens a disk that the predecessor has lost.

@@ -152,7 +152,7 @@ impl Disks {
                     Some(format!("a virtual machine is connected to disk {name}"))
                 }
                 Err(Absent::Follows) if !force => Some(format!(
-                    "disk {name} follows from the node before, once the operations at its device are \
+                    "disk {name} follows from the previous node, once the operations at its device are \
                      done; a virtual machine may be connected to it"
                 )),
                 Err(why @ Absent::Leaves(_)) => {

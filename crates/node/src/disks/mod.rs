@@ -58,15 +58,15 @@ impl std::fmt::Display for Absent {
         f.write_str(match self {
             Absent::Failed(why) => why,
             Absent::Follows => {
-                "it follows from the node before, once the operations at its device are done"
+                "it follows from the previous node, once the operations at its device are done"
             }
-            Absent::Lost => "the node before has lost it: it is opened again once it is free",
+            Absent::Lost => "the previous node has lost it: it is opened again once it is free",
             Absent::Leaves(Some(_)) => {
                 "it was detached, but operations are in flight at its device: until they are done \
                  its image, its name and its socket are in use"
             }
             Absent::Leaves(None) => {
-                "it was detached, but the node before still has it, with its guest: until it is \
+                "it was detached, but the previous node still has it, with its guest: until it is \
                  handed over its image, its name and its socket are in use"
             }
         })
@@ -240,7 +240,7 @@ impl Disks {
         };
         let names: Vec<_> = all.iter().filter(comes).map(|disk| &*disk.spec.name).collect();
         let names = names.join(", ");
-        Err(format!("disks are still on their way from the node before: {names}"))
+        Err(format!("disks are still on their way from the previous node: {names}"))
     }
 
     /// The served disks. No change is made from now on until [`Disks::resume`].
@@ -393,7 +393,7 @@ mod tests {
             assert!(error.to_string().contains("disk s follows"), "{error}");
             assert!(error.advice().unwrap().contains("--force"));
             let why = disks.all_came().unwrap_err();
-            assert!(why.ends_with("from the node before: s, t"), "{why}");
+            assert!(why.ends_with("from the previous node: s, t"), "{why}");
 
             // By force it goes as soon as it has come. Its name and its socket are not free before.
             let began_ns = core.now_ns();

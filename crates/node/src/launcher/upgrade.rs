@@ -127,7 +127,7 @@ impl Launcher {
                 // A process that has closed its end is about to end.
                 self.core.sleep_ns(ABOUT_TO_END_NS).await;
                 if self.has_taken_over(old, &node).await {
-                    tracing::warn!("the node before ended while it handed over: {why}");
+                    tracing::warn!("the previous node ended while it handed over: {why}");
                     self.make_current(&node);
                     let pause_us = (self.core.now_ns() - asked_ns.get()) / 1000;
                     return Ok(Successor { pid: node.pid.as_raw() as u32, pause_us });

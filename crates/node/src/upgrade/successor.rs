@@ -114,7 +114,7 @@ impl Predecessor {
         self.ended_ns.set(Some(self.core.now_ns()));
         for lost in taking.left() {
             let disk = &lost.spec().name;
-            tracing::warn!(%disk, "the node before has ended with it unfinished: it is opened again: {why}");
+            tracing::warn!(%disk, "the previous node ended before the disk was handed over: opening it again: {why}");
             self.arrive(lost);
         }
     }
@@ -303,7 +303,7 @@ async fn converse(
     tracing::info!(
         disks = disks.len(),
         following = following.len(),
-        "taken over from the node before"
+        "taken over from the previous node"
     );
     let predecessor = Rc::new(Predecessor {
         core: core.clone(),
@@ -412,7 +412,7 @@ impl Taking {
                         let holds = served.target.holds();
                         if holds {
                             let disk = &served.spec.name;
-                            tracing::warn!(%disk, "the node before has requests of it at its device: they are repeated when they are done there");
+                            tracing::warn!(%disk, "the previous node still has requests of this disk in flight: they are resubmitted when those are done");
                             self.settling.push(served.clone());
                         }
                         if is(Mutant::ReleasesEarly) {
