@@ -6,6 +6,8 @@ import pytest
 
 @pytest.mark.parametrize("seed", range(6))
 def test_all_engines_find_the_same_after_each_has_written(seed, tmp_path, long):
+    if seed > 1 and not long:
+        pytest.skip("--long plays six seeds, and longer")
     merges = alternating.run(seed, 60 if long else 12, tmp_path)
     # A run without a compaction of ours would prove nothing about compactions.
     assert merges >= (40 if long else 8), merges

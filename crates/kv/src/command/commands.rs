@@ -118,7 +118,22 @@ impl Command<'_> {
             | Self::DbSize
             | Self::LastSave
             | Self::Info(_) => Access::Read,
-            _ => Access::None,
+            Self::Auth(..)
+            | Self::Client(..)
+            | Self::Describe(..)
+            | Self::ConfigGet(..)
+            | Self::ConfigHelp
+            | Self::ConfigResetStat
+            | Self::ConfigRewrite
+            | Self::ConfigSet(..)
+            | Self::Echo(..)
+            | Self::Hello(..)
+            | Self::Ping(..)
+            | Self::Quit
+            | Self::Reset
+            | Self::Select
+            | Self::ShutDown
+            | Self::Transaction(..) => Access::None,
         }
     }
 

@@ -822,6 +822,7 @@ mod tests {
                 name.len() <= NAME_BYTES_MAX && name.bytes().all(|byte| !byte.is_ascii_uppercase())
             }
         ));
+        assert!(TABLE.iter().all(|spec| WRITES.iter().all(|write| write.0 != spec.name)));
         for container in TABLE {
             for spec in container.subcommands {
                 let (first, _) = spec.name.split_once('|').unwrap();
