@@ -117,7 +117,10 @@ impl Channel {
                 dirty.submit(map, io, &mut self.done);
             },
             // A null device discards writes and leaves the memory of a read as it is.
-            _ => self.done.push(Done { tag: io.tag, status: Status::Ok }),
+            (Backend::Null, _) => self.done.push(Done { tag: io.tag, status: Status::Ok }),
+            (Backend::Mem | Backend::File(_) | Backend::Limit(_) | Backend::Dirty(_), _) => {
+                unreachable!("`new` made the backend for this device")
+            }
         }
         Ok(())
     }

@@ -211,7 +211,11 @@ impl Bdev {
         let changed = match self.lowest().device() {
             Device::Mem(mem) => mem.resize(old, size_bytes),
             Device::File(file) => file.resize(core, size_bytes).await,
-            _ => Ok(()),
+            Device::Null(_)
+            | Device::Failing { .. }
+            | Device::Delay { .. }
+            | Device::Limit { .. }
+            | Device::Dirty { .. } => Ok(()),
         };
         // The content between the two ends has changed.
         let (from, to) = (old.min(size_bytes), old.max(size_bytes));
@@ -272,7 +276,10 @@ impl Bdev {
                 descriptors.push(file.descriptor().ok_or_else(none)?);
             }
             Device::Dirty { map, .. } => descriptors.push(map.descriptor()),
-            _ => {}
+            Device::Null(_)
+            | Device::Failing { .. }
+            | Device::Delay { .. }
+            | Device::Limit { .. } => {}
         }
         Ok(descriptors)
     }

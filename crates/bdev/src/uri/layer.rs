@@ -7,24 +7,41 @@ use super::{DELAY_MAX_NS, Failures, KINDS, Layer, scheme};
 use crate::error::Error;
 use crate::io::Status;
 
+/// Makes a layer of its parameters.
+type Parse = fn(&mut Params) -> Result<Layer, Error>;
+
+/// The schemes of all layers.
+const LAYERS: [(&str, Parse); 4] = [
+    ("error", error_layer),
+    ("delay", delay_layer),
+    ("limit", limit_layer),
+    ("dirty", dirty_layer),
+];
+
+fn find(scheme: &str) -> Option<Parse> {
+    LAYERS.iter().find(|(name, _)| *name == scheme).map(|(_, parse)| *parse)
+}
+
+pub(super) fn is_layer(scheme: &str) -> bool {
+    find(scheme).is_some()
+}
+
+/// `error:, delay:, limit: and dirty:`, the last two joined by `word`.
+pub(super) fn list(word: &str) -> String {
+    let names: Vec<_> = LAYERS.iter().map(|(name, _)| format!("{name}:")).collect();
+    let (last, others) = names.split_last().expect("there are layers");
+    format!("{} {word} {last}", others.join(", "))
+}
+
 /// Parses a layer.
 pub(super) fn layer(text: &str) -> Result<Layer, Error> {
     let (scheme, rest) = scheme(text)?;
     let rest = rest.strip_prefix('?').unwrap_or(rest);
-    let known = ["error", "delay", "limit", "dirty"].contains(&scheme);
-    if !known {
-        return Err(Error::uri(format!(
-            "'{text}': only error:, delay:, limit: and dirty: lie over a device; a bar in a path is \
-             %7C"
-        )));
-    }
-    let mut params = Params::parse(rest)?;
-    match scheme {
-        "error" => error_layer(&mut params),
-        "delay" => delay_layer(&mut params),
-        "limit" => limit_layer(&mut params),
-        _ => dirty_layer(&mut params),
-    }
+    let parse = find(scheme).ok_or_else(|| {
+        let all = list("and");
+        Error::uri(format!("'{text}': only {all} lie over a device; a bar in a path is %7C"))
+    })?;
+    parse(&mut Params::parse(rest)?)
 }
 
 fn error_layer(params: &mut Params) -> Result<Layer, Error> {

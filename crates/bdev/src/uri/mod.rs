@@ -159,17 +159,17 @@ fn base(text: &str) -> Result<Base, Error> {
                 let text = format!("{scheme}: the size must be a multiple of the block, {block}");
                 return Err(Error::uri(text));
             }
-            Ok(match scheme {
-                "mem" => Base::Mem { size, block },
-                _ => Base::Null { size, block },
-            })
+            match scheme {
+                "mem" => Ok(Base::Mem { size, block }),
+                _ => Ok(Base::Null { size, block }),
+            }
         }
-        "error" | "delay" | "limit" | "dirty" => Err(Error::uri(format!(
+        _ if layer::is_layer(scheme) => Err(Error::uri(format!(
             "'{text}': {scheme} lies over a device, as in {scheme}:...|file:PATH"
         ))),
         _ => Err(Error::uri(format!(
-            "'{scheme}:' is not a device: use file:, mem: or null:, and error:, delay:, limit: or dirty: as \
-             layers over one of them"
+            "'{scheme}:' is not a device: use file:, mem: or null:, and {} as layers over one of them",
+            layer::list("or")
         ))),
     }
 }
