@@ -12,24 +12,17 @@
 // Under loom only the lock-free parts exist, and `tests/loom.rs` includes them by path.
 #![cfg(not(loom))]
 
-pub mod aio_abi;
-mod buf;
 mod core;
 mod driver;
 mod edge;
-mod eventfd;
-mod file;
-mod file_queue;
-mod foreign;
-mod guard;
 mod idle;
 pub mod inbox;
+mod io;
 pub mod log;
 pub mod mailbox;
+mod memory;
 mod mesh;
-mod net;
 mod op;
-mod places;
 mod poller;
 mod runtime;
 pub mod sim;
@@ -40,32 +33,30 @@ mod task;
 #[doc(hidden)]
 pub mod testing;
 mod timer;
-mod unix;
 mod wait;
-mod watch;
-mod write;
 
-pub use buf::{BUF_ALIGN, BUF_MAX, Buf, Pool, Promise, SharedBuf, Slice, Spare};
 pub use core::{Core, JoinHandle, OwnedTask, Sleep};
 pub use driver::{
     DirEntry, Image, ImageInfo, ImageOpening, LockGuard, Mode, Opening, Program, SharedFile,
 };
-pub use eventfd::{EventFd, EventWatch};
-pub use file::{File, ReadAt};
-pub use file_queue::{FileDone, FileIo, FileQueue, QueueFull, SEGMENTS_MAX};
-pub use foreign::admit;
-pub use guard::{Guard, losses};
 pub use idle::PollMode;
-pub use net::{Listener, Socket, listen};
+pub use io::aio_abi;
+pub use io::eventfd::{EventFd, EventWatch};
+pub use io::file::{File, ReadAt};
+pub use io::file_queue::{FileDone, FileIo, FileQueue, QueueFull, SEGMENTS_MAX};
+pub use io::foreign::admit;
+pub use io::net::{Listener, Socket, listen};
+pub use io::unix::{FDS_MAX, UnixListener, UnixSocket};
+pub use io::watch::Watch;
+pub use io::write::{SyncData, WriteAt};
+pub use memory::buf::{BUF_ALIGN, BUF_MAX, Buf, Pool, Promise, SharedBuf, Slice, Spare};
+pub use memory::guard::{Guard, losses};
 pub use op::Part;
 pub use poller::{Poller, PollerSlot};
 pub use runtime::{DriverKind, RuntimeConfig, UPGRADE, block_signals, processors, run, signal};
 pub use stats::{CoreStats, Counter};
 pub use task::Class;
-pub use unix::{FDS_MAX, UnixListener, UnixSocket};
 pub use wait::{
     Closed, Either, Elapsed, Event, Oneshot, OneshotReceiver, OneshotSender, Race, Timeout, Wait,
     oneshot, race, timeout,
 };
-pub use watch::Watch;
-pub use write::{SyncData, WriteAt};

@@ -10,12 +10,12 @@ use std::os::fd::{FromRawFd, OwnedFd};
 use std::rc::Rc;
 use std::task::Waker;
 
-use crate::buf::{Buf, SharedBuf, Slice};
 use crate::driver::{Fd, IoOp, MetaOut, SimFd, Token};
-use crate::file::FileInner;
-use crate::file_queue::QueueInner;
 use crate::inbox::Sender;
-use crate::net::SocketInner;
+use crate::io::file::FileInner;
+use crate::io::file_queue::QueueInner;
+use crate::io::net::SocketInner;
+use crate::memory::buf::{Buf, SharedBuf, Slice};
 
 /// The memory that an operation owns while it runs.
 #[derive(Default)]

@@ -256,7 +256,7 @@ pub async fn signal(core: &Core) -> io::Result<i32> {
     // SAFETY: a new descriptor that nobody else owns.
     let fd = std::rc::Rc::new(unsafe { OwnedFd::from_raw_fd(fd) });
     loop {
-        crate::net::readable(core, &fd).await?;
+        crate::io::net::readable(core, &fd).await?;
         // SAFETY: a plain C struct for which all zeroes is a valid value.
         let mut info: libc::signalfd_siginfo = unsafe { std::mem::zeroed() };
         // SAFETY: reads at most the size of `info` into it.

@@ -28,7 +28,7 @@ mod inbox;
 mod lane;
 #[path = "../src/mailbox.rs"]
 mod mailbox;
-#[path = "../src/places.rs"]
+#[path = "../src/memory/places.rs"]
 mod places;
 #[path = "../src/sleep.rs"]
 mod sleep;
@@ -741,7 +741,7 @@ fn the_list_of_mutants_is_complete() {
         include_str!("../src/sleep.rs"),
         include_str!("../src/inbox.rs"),
         include_str!("../src/mailbox.rs"),
-        include_str!("../src/places.rs"),
+        include_str!("../src/memory/places.rs"),
         include_str!("../src/log/lane.rs"),
     ];
     list_is_complete(MUTANTS, &sources);

@@ -40,13 +40,13 @@ use std::sync::Arc;
 
 use self::call::Calls;
 use self::operations::{Backlog, STAGED_FIRST};
-use crate::buf::{Buf, Pool, Promise};
 use crate::driver::remote::{self, CoreAddress, Inbox};
 use crate::driver::sim::SimDriver;
 use crate::driver::{Completion, Driver, Fd};
 use crate::idle::{Idle, PollMode};
+use crate::io::net::Listener;
+use crate::memory::buf::{Buf, Pool, Promise};
 use crate::mesh::Mesh;
-use crate::net::Listener;
 use crate::op::Ops;
 use crate::poller::{PollerSlot, Pollers};
 use crate::stats::CoreStats;

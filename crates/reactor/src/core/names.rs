@@ -10,7 +10,7 @@ use std::task::{Context, Poll};
 
 use super::{Core, CoreState};
 use crate::driver::{DirEntry, LockGuard, MetaOp, MetaOut, Mode, Opening, SharedFile};
-use crate::file::File;
+use crate::io::file::File;
 use crate::op::{Hold, Nature, OpId, Payload};
 
 impl Core {

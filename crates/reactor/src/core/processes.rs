@@ -10,8 +10,8 @@ use std::process::Child;
 
 use super::Core;
 use crate::driver::{MetaOp, MetaOut, Program};
-use crate::unix::outcome;
-use crate::watch::Watch;
+use crate::io::unix::outcome;
+use crate::io::watch::Watch;
 
 /// Time between two checks of a child for which there is no pidfd.
 const POLL_NS: u64 = 1_000_000;

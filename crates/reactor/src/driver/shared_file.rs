@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use loomable::CachePadded;
 
 use super::Fd;
-use crate::buf::BUF_ALIGN;
+use crate::memory::buf::BUF_ALIGN;
 
 /// What must exist under the name of a file that is opened for writing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

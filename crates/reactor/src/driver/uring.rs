@@ -403,9 +403,9 @@ mod tests {
     use std::os::unix::fs::OpenOptionsExt;
 
     use super::*;
-    use crate::buf::Buf;
     use crate::core::{Core, CoreConfig};
     use crate::idle::PollMode;
+    use crate::memory::buf::Buf;
     use crate::mesh::Mesh;
     use crate::runtime::block_on;
 

@@ -18,7 +18,7 @@ use crate::driver::remote::{CoreAddress, Remote};
 use crate::driver::{
     Fd, Image, ImageInfo, ImageOpening, MetaOp, MetaOut, Mode, Opening, SharedFile, SimFd, Token,
 };
-use crate::unix::are_readable;
+use crate::io::unix::are_readable;
 
 /// Bytes that a file occupies beside its contents.
 const FILE_ROOM: u64 = 512;

@@ -12,7 +12,7 @@ use super::net::{Found, Listening, Stream};
 use super::state::{Descriptor, Outcome, Running, State, WAITING, When};
 use super::trace::What;
 use crate::driver::{Fd, IoOp, Token};
-use crate::unix::are_readable;
+use crate::io::unix::are_readable;
 
 /// An arrival.
 pub(crate) enum Arrival {

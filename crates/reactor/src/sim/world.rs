@@ -16,7 +16,7 @@ use super::fault::{Fault, FaultCounts};
 use super::rng::Rng;
 use super::state::State;
 use crate::core::Core;
-use crate::net::Socket;
+use crate::io::net::Socket;
 
 /// A handle on a simulated world; see the module text. Clones are the same world, so tasks in it
 /// can change its faults.

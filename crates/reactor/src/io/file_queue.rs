@@ -19,7 +19,7 @@ use std::io;
 use std::rc::Rc;
 
 use crate::driver::IoOp;
-use crate::file::File;
+use crate::io::file::File;
 use crate::op::{Hold, Payload};
 
 /// Most segments of one operation (the kernel's limit).

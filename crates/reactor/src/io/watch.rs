@@ -8,7 +8,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use crate::core::Core;
 use crate::driver::Fd;
-use crate::net::{Socket, SocketInner};
+use crate::io::net::{Socket, SocketInner};
 
 /// The longest message that a simulated world never cuts: the kernel takes this many bytes at once
 /// or none.

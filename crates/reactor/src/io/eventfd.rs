@@ -19,10 +19,10 @@ use std::mem::size_of;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::sync::atomic::Ordering;
 
-use crate::aio_abi::{IOCB_CMD_PREAD, IOCB_FLAG_RESFD, Iocb, Ring};
 use crate::core::Core;
-use crate::unix::outcome;
-use crate::watch::Watch;
+use crate::io::aio_abi::{IOCB_CMD_PREAD, IOCB_FLAG_RESFD, Iocb, Ring};
+use crate::io::unix::outcome;
+use crate::io::watch::Watch;
 
 /// Capacity of a context; there is one operation at a time.
 const DEPTH: usize = 1;

@@ -15,7 +15,7 @@ use std::task::{Context, Poll};
 
 use crate::core::Core;
 use crate::driver::{Fd, IoOp};
-use crate::file::io_result;
+use crate::io::file::io_result;
 use crate::op::{Hold, Message, OpId, Part, Payload};
 
 pub(crate) struct SocketInner {

@@ -17,7 +17,7 @@ use std::path::Path;
 use std::rc::Rc;
 
 use crate::core::Core;
-use crate::watch::Watch;
+use crate::io::watch::Watch;
 
 /// Most descriptors that one message may carry (the kernel's limit).
 pub const FDS_MAX: usize = 253;

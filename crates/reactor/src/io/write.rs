@@ -19,9 +19,9 @@ use std::io;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
-use crate::buf::Buf;
 use crate::driver::IoOp;
-use crate::file::{File, io_result};
+use crate::io::file::{File, io_result};
+use crate::memory::buf::Buf;
 use crate::op::{OpId, Payload};
 
 enum State<T> {

@@ -15,11 +15,11 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
-use crate::buf::Buf;
 use crate::core::Core;
 use crate::driver::{IoOp, MetaOp, SharedFile};
+use crate::io::write::{SyncData, WriteAt};
+use crate::memory::buf::Buf;
 use crate::op::{Hold, OpId, Payload};
-use crate::write::{SyncData, WriteAt};
 
 pub(crate) struct FileInner {
     shared: Arc<SharedFile>,

@@ -13,8 +13,8 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::mpsc;
 
 use crate::core::Core;
-use crate::eventfd::{EventFd, is_counter};
-use crate::unix::socket_option;
+use crate::io::eventfd::{EventFd, is_counter};
+use crate::io::unix::socket_option;
 
 /// Local file systems whose files do not show a block device (linux/magic.h): btrfs, overlayfs,
 /// ZFS, bcachefs.

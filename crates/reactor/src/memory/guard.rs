@@ -19,7 +19,7 @@
 use std::sync::Once;
 use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering, compiler_fence, fence};
 
-use crate::places::{Place, Places};
+use crate::memory::places::{Place, Places};
 
 static PLACES: Places = Places::new();
 static LOSSES: AtomicUsize = AtomicUsize::new(0);
