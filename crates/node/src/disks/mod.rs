@@ -243,6 +243,11 @@ impl Disks {
         Err(format!("disks are still on their way from the previous node: {names}"))
     }
 
+    /// Waits until no change is being made, for at most `ns`.
+    pub async fn unchanged(&self, core: &Core, ns: u64) {
+        let _ = timeout(core, ns, self.changed.wait_until(|| !self.changing.get())).await;
+    }
+
     /// The served disks. No change is made from now on until [`Disks::resume`].
     ///
     /// # Errors
@@ -415,7 +420,19 @@ mod tests {
                 core.sleep_ns(1_000_000).await;
             }
             assert!(disks.target("t").is_ok() && disks.all_came().is_ok());
+
+            // A change under way, such as the launcher's own right after an upgrade.
+            let (changing, clock) = (disks.clone(), core.clone());
+            let change = core.spawn(Class::Control, async move {
+                let _change = changing.change().await.unwrap();
+                clock.sleep_ns(20_000_000).await;
+            });
+            core.sleep_ns(1_000_000).await;
+            disks.unchanged(&core, 5_000_000).await;
+            assert_eq!(disks.to_hand_over().err().unwrap(), "the disks are being changed");
+            disks.unchanged(&core, 1_000_000_000).await;
             assert_eq!(disks.to_hand_over().unwrap().len(), 1);
+            change.await;
         });
         run.unwrap();
     }

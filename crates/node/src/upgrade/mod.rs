@@ -204,6 +204,8 @@ impl Upgrader {
         let Some(disks) = disks.filter(|_| !self.busy.replace(true)) else {
             return Err("not now: the node is starting, ending or being upgraded".to_owned());
         };
+        // The launcher lists its disks right after an upgrade, which may be this moment.
+        disks.unchanged(&self.core, START_NS).await;
         match disks.to_hand_over() {
             Ok(served) => Ok((disks, served)),
             Err(why) => {
