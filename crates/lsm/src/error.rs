@@ -41,6 +41,12 @@ pub struct Error(Box<(Kind, String)>);
 const EMFILE: i32 = 24;
 const ENFILE: i32 = 23;
 
+/// Whether an operation failed because this process or the system lacks descriptors or memory.
+pub(crate) fn lacks_resources(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(EMFILE | ENFILE))
+        || error.kind() == io::ErrorKind::OutOfMemory
+}
+
 impl Error {
     /// An error. The text says what could not be done, to what, and why.
     #[cold]

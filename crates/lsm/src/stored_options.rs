@@ -8,6 +8,8 @@
 use fs::{Dir, DirEntry};
 use rocksfmt::{FileName, OptionsFile};
 
+use crate::error::{Error, Result, lacks_resources};
+
 /// The oldest RocksDB that reads what is written here.
 pub(crate) const OLDEST: (u64, u64) = (7, 8);
 
@@ -24,12 +26,19 @@ pub(crate) struct StoredOptions {
 
 impl StoredOptions {
     /// Reads the newest OPTIONS file of a directory. Suspends for the disk.
-    pub async fn read(dir: &Dir, entries: &[DirEntry]) -> StoredOptions {
-        let Some(name) = newest(entries) else { return StoredOptions::default() };
+    ///
+    /// # Errors
+    /// When this process lacks descriptors or memory: that says nothing about the file.
+    pub async fn read(dir: &Dir, entries: &[DirEntry]) -> Result<StoredOptions> {
+        let Some(name) = newest(entries) else { return Ok(StoredOptions::default()) };
         let read = dir.read_small(name, rocksfmt::OPTIONS_BYTES_MAX).await;
-        let unreadable = read.as_ref().err().map(ToString::to_string);
+        let unreadable = match &read {
+            Err(error) if lacks_resources(error) => return Err(Error::io(name, error)),
+            Err(error) => Some(error.to_string()),
+            Ok(_) => None,
+        };
         let file = read.ok().map(|text| OptionsFile::parse(&text));
-        StoredOptions { name: Some(name.to_owned()), file, unreadable }
+        Ok(StoredOptions { name: Some(name.to_owned()), file, unreadable })
     }
 
     /// Whether the RocksDB that wrote the file cannot read what is written here.

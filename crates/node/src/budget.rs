@@ -29,7 +29,7 @@ use crate::config::Config;
 pub struct Budget {
     /// For indexes and filters, shared by all cores.
     pub tables: usize,
-    /// Size of a memtable, of which there are up to [`MEMTABLES`]; 0 if nothing is written.
+    /// Size of a memtable, of which there are up to `MEMTABLES`; 0 if nothing is written.
     pub memtable: usize,
     /// For remembering which keys exist.
     pub known_keys: usize,

@@ -83,7 +83,7 @@ impl<'a> Loader<'a> {
             .map_err(|e| Error::io(format_args!("cannot list {}", dir.path().display()), &e))?;
         let manifest_name = FileName::Manifest(current).to_string();
         let manifest = recover::manifest(core, dir, &manifest_name).await?;
-        let stored_options = StoredOptions::read(dir, &entries).await;
+        let stored_options = StoredOptions::read(dir, &entries).await?;
         let logs_at = directory::logs_at(core, dir, &stored_options, &manifest).await?;
         let plan = self.plan(&manifest, &entries, &stored_options)?;
         let (mut recovered, is_long) = self.replay_logs(&plan, &manifest).await?;

@@ -15,7 +15,7 @@ mod table;
 
 use std::path::Path;
 
-use fs::{Dir, DirEntry};
+use fs::Dir;
 use reactor::Core;
 use rocksfmt::{ColumnFamily, FileName, ManifestState};
 
@@ -120,7 +120,11 @@ impl Check<'_> {
         self.report.files += 2;
         self.total = total_bytes(&state, &listed);
         match RecoveryPlan::new(&state, &listed) {
-            Ok(plan) => self.logs(plan, &state, &entries, options, &manifest).await,
+            Ok(mut plan) => {
+                let stored_options = StoredOptions::read(self.dir, &entries).await?;
+                plan.empty_logs_may_count = stored_options.keeps_logs_at_openings();
+                self.logs(plan, &state, options, &manifest).await;
+            }
             Err(error) => self.report.note(&file_in(&error, &manifest), None, &error),
         }
         for family in state.column_families.values() {
@@ -138,14 +142,11 @@ impl Check<'_> {
     /// Replays the logs.
     async fn logs(
         &mut self,
-        mut plan: RecoveryPlan,
+        plan: RecoveryPlan,
         state: &ManifestState,
-        entries: &[DirEntry],
         options: &OpenOptions,
         manifest: &str,
     ) {
-        let stored_options = StoredOptions::read(self.dir, entries).await;
-        plan.empty_logs_may_count = stored_options.keeps_logs_at_openings();
         let bytes = plan.log_bytes();
         self.total += bytes;
         self.progress_to(self.done);
