@@ -401,7 +401,7 @@ mod tests {
     }
 
     #[test]
-    fn a_turn_is_limited_and_the_next_goes_on_with_the_next_lane() {
+    fn a_turn_is_limited_and_the_next_continues_with_the_next_lane() {
         let (mailbox, mut owner) = mailbox(8);
         let mut posters = [mailbox.poster(), mailbox.poster(), mailbox.poster()];
         for (nth, poster) in posters.iter_mut().enumerate() {

@@ -28,8 +28,8 @@ mod inbox;
 mod lane;
 #[path = "../src/mailbox.rs"]
 mod mailbox;
-#[path = "../src/memory/places.rs"]
-mod places;
+#[path = "../src/memory/ranges.rs"]
+mod ranges;
 #[path = "../src/sleep.rs"]
 mod sleep;
 #[path = "../src/spsc.rs"]
@@ -69,15 +69,15 @@ const MUTANTS: &[(&str, &str)] = &[
     ("mailbox.no_closing_fence", "mailbox_closing_frees_what_is_being_posted"),
     ("mailbox.keep_closed", "mailbox_closing_frees_what_is_being_posted"),
     ("mailbox.close_without_sweep", "mailbox_closing_frees_what_is_being_posted"),
-    ("places.start_relaxed", "places_a_range_is_found_whole_or_not_at_all"),
-    ("places.end_relaxed", "places_a_range_is_found_whole_or_not_at_all"),
-    ("places.read_start_relaxed", "places_a_range_is_found_whole_or_not_at_all"),
-    ("places.read_end_relaxed", "places_a_range_is_found_whole_or_not_at_all"),
-    ("places.unchecked", "places_a_range_is_found_whole_or_not_at_all"),
-    ("places.take_relaxed", "places_are_used_again_by_one_at_a_time"),
-    ("places.give_back_relaxed", "places_are_used_again_by_one_at_a_time"),
-    ("places.first_relaxed", "places_that_are_added_are_found_whole"),
-    ("places.add_relaxed", "places_that_are_added_are_found_whole"),
+    ("ranges.start_relaxed", "places_a_range_is_found_whole_or_not_at_all"),
+    ("ranges.end_relaxed", "places_a_range_is_found_whole_or_not_at_all"),
+    ("ranges.read_start_relaxed", "places_a_range_is_found_whole_or_not_at_all"),
+    ("ranges.read_end_relaxed", "places_a_range_is_found_whole_or_not_at_all"),
+    ("ranges.unchecked", "places_a_range_is_found_whole_or_not_at_all"),
+    ("ranges.take_relaxed", "places_are_used_again_by_one_at_a_time"),
+    ("ranges.give_back_relaxed", "places_are_used_again_by_one_at_a_time"),
+    ("ranges.first_relaxed", "places_that_are_added_are_found_whole"),
+    ("ranges.add_relaxed", "places_that_are_added_are_found_whole"),
     ("log.no_claim", "log_two_threads_in_one_lane_lose_nothing_uncounted"),
     ("log.claim_relaxed", "log_two_threads_in_one_lane_lose_nothing_uncounted"),
     ("log.unclaim_relaxed", "log_two_threads_in_one_lane_lose_nothing_uncounted"),
@@ -651,34 +651,34 @@ fn log_a_called_ticket_means_written() {
     });
 }
 
-// ---- places ----
+// ---- ranges ----
 
 /// While one slot changes from one range to another, an address in a second slot's range is looked
 /// up. It must not be found in the first slot, by the start of one of its ranges and the end of the
 /// other.
 fn places_move(name: &str, from: usize, to: usize, empty: bool) {
     prove(name, Some(3), move || {
-        let places = Arc::new(places::Places::new());
-        let stays = places.add(30, 40);
-        let moves = places.add(from, from + 10);
+        let ranges = Arc::new(ranges::RangeTable::new());
+        let stays = ranges.add(30, 40);
+        let moves = ranges.add(from, from + 10);
         if empty {
             moves.give_back();
         }
         let mover = {
-            let places = places.clone();
+            let ranges = ranges.clone();
             thread::spawn(move || {
                 if !empty {
                     moves.give_back();
                 }
-                assert!(std::ptr::eq(places.add(to, to + 10), moves), "it is used again");
+                assert!(std::ptr::eq(ranges.add(to, to + 10), moves), "it is used again");
             })
         };
-        let (found, range) = places.find(35).expect("it is there all the time");
+        let (found, range) = ranges.find(35).expect("it is there all the time");
         assert_eq!(range, 30..40);
         assert!(std::ptr::eq(found, stays));
         mover.join().unwrap();
-        assert_eq!(places.find(to).map(|(_, range)| range), Some(to..to + 10));
-        assert!(places.find(from).is_none());
+        assert_eq!(ranges.find(to).map(|(_, range)| range), Some(to..to + 10));
+        assert!(ranges.find(from).is_none());
     });
 }
 
@@ -693,37 +693,37 @@ fn places_a_range_is_found_whole_or_not_at_all() {
 #[test]
 fn places_are_used_again_by_one_at_a_time() {
     prove("places_are_used_again_by_one_at_a_time", Some(3), || {
-        let places = Arc::new(places::Places::new());
-        let place = places.add(10, 20);
+        let ranges = Arc::new(ranges::RangeTable::new());
+        let place = ranges.add(10, 20);
         let takers: Vec<_> = [30, 50]
             .map(|start| {
-                let places = places.clone();
-                thread::spawn(move || places.add(start, start + 10).give_back())
+                let ranges = ranges.clone();
+                thread::spawn(move || ranges.add(start, start + 10).give_back())
             })
             .into();
         place.give_back();
         takers.into_iter().for_each(|taker| taker.join().unwrap());
-        assert!([15, 35, 55].into_iter().all(|address| places.find(address).is_none()));
+        assert!([15, 35, 55].into_iter().all(|address| ranges.find(address).is_none()));
     });
 }
 
 #[test]
 fn places_that_are_added_are_found_whole() {
     prove("places_that_are_added_are_found_whole", None, || {
-        let places = Arc::new(places::Places::new());
+        let ranges = Arc::new(ranges::RangeTable::new());
         let adders: Vec<_> = [10, 30]
             .map(|start| {
-                let places = places.clone();
-                thread::spawn(move || _ = places.add(start, start + 10))
+                let ranges = ranges.clone();
+                thread::spawn(move || _ = ranges.add(start, start + 10))
             })
             .into();
         for address in [15, 35] {
-            if let Some((_, range)) = places.find(address) {
+            if let Some((_, range)) = ranges.find(address) {
                 assert_eq!(range, address - 5..address + 5);
             }
         }
         adders.into_iter().for_each(|adder| adder.join().unwrap());
-        assert!(places.find(15).is_some() && places.find(35).is_some());
+        assert!(ranges.find(15).is_some() && ranges.find(35).is_some());
     });
 }
 
@@ -741,7 +741,7 @@ fn the_list_of_mutants_is_complete() {
         include_str!("../src/sleep.rs"),
         include_str!("../src/inbox.rs"),
         include_str!("../src/mailbox.rs"),
-        include_str!("../src/memory/places.rs"),
+        include_str!("../src/memory/ranges.rs"),
         include_str!("../src/log/lane.rs"),
     ];
     list_is_complete(MUTANTS, &sources);

@@ -264,7 +264,7 @@ mod tests {
 
         /// A register that makes operations sequentially, each at a moment of its time.
         #[test]
-        fn what_a_register_did_is_accepted(
+        fn a_history_of_a_register_is_accepted(
             all in proptest::collection::vec((0u64..3, 0u64..3, 0u64..4000, 0u64..4000), 0..150),
         ) {
             let mut values: BTreeMap<u64, Value> = BTreeMap::new();

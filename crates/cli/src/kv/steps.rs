@@ -238,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_exported_is_imported_as_it_was() {
+    fn exported_entries_are_imported_unchanged() {
         let bytes: Vec<u8> = (0..=255).collect();
         let long = b"x\n".repeat(300_000);
         let entries: [(&[u8], &[u8]); 6] = [

@@ -23,7 +23,7 @@ const GATHERED_EACH_BYTES: usize = 1024;
 const GATHERED_BYTES: usize = 64 * 1024;
 
 /// What a change writes, and its answer.
-struct Made {
+struct MadeChange {
     /// `None` if there is nothing to write.
     batch: Option<BatchWriter>,
     answer: Answer,
@@ -97,7 +97,7 @@ impl ShardState {
         if let Some(text) = &*self.failed.borrow() {
             return self.answer_in_turn(target, Answer::Failed(text.clone()));
         }
-        let Made { batch, answer, built_bytes } = self.compute(change, &mut old);
+        let MadeChange { batch, answer, built_bytes } = self.compute(change, &mut old);
         match batch {
             Some(batch) if batch.len() > BATCH_BYTES_MAX => {
                 let text = format!(
@@ -122,7 +122,7 @@ impl ShardState {
 
     /// Computes what a change writes and how it is answered. `old` becomes the state before the
     /// batch that is written.
-    fn compute(&self, mut change: Change, old: &mut Vec<OldValue>) -> Made {
+    fn compute(&self, mut change: Change, old: &mut Vec<OldValue>) -> MadeChange {
         let (batch, answer) = match change.kind {
             Operation::Put => (Some(change.batch), Answer::Ok),
             Operation::PutIfNone if old.iter().any(OldValue::exists) => (None, Answer::Integer(0)),
@@ -133,12 +133,17 @@ impl ShardState {
             }
             kind => return self.compute_one(kind, change.batch, old),
         };
-        Made { batch, answer, built_bytes: 0 }
+        MadeChange { batch, answer, built_bytes: 0 }
     }
 
     /// The same for a change of one key that depends on its old value.
-    fn compute_one(&self, kind: Operation, mut change: BatchWriter, old: &mut [OldValue]) -> Made {
-        let mut made = Made { batch: None, answer: Answer::Null, built_bytes: 0 };
+    fn compute_one(
+        &self,
+        kind: Operation,
+        mut change: BatchWriter,
+        old: &mut [OldValue],
+    ) -> MadeChange {
+        let mut made = MadeChange { batch: None, answer: Answer::Null, built_bytes: 0 };
         let Some((key, operand)) = entries(&mut change).next() else { return made };
         let before = old[0].exists();
         let (write, answer) = modify::modify(

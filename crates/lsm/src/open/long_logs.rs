@@ -28,7 +28,7 @@ use crate::open::recovery_plan::RecoveryPlan;
 use crate::table::Table;
 use crate::version::{Family, Version};
 use crate::write::flush::{self, Flushed};
-use crate::write::job::{Job, Made, remove_made};
+use crate::write::job::{Job, MadeFiles, remove_made};
 use crate::write::pace::Pace;
 use crate::write::state::{Generation, WriteState};
 
@@ -43,7 +43,7 @@ pub(crate) async fn to_tables(writes: &WriteState, logs: &RecoveryPlan) -> Resul
         dir: writes.dir.clone(),
         db: writes.db.clone(),
         compression: writes.options.compression,
-        made: Made::default(),
+        made: MadeFiles::default(),
     };
     let mut pieces = Pieces {
         writes,

@@ -191,7 +191,7 @@ impl<'a> Lookup<'a> {
                     }
                     Hit::Absent => {}
                     Hit::PastEnd => {
-                        if let Some(step) = self.look_behind(table)? {
+                        if let Some(step) = self.look_after(table)? {
                             return Ok(step);
                         }
                     }
@@ -223,7 +223,7 @@ impl<'a> Lookup<'a> {
             }
             HeadLookup::Absent => {}
             HeadLookup::PastEnd => {
-                if let Some(step) = self.look_behind(table)? {
+                if let Some(step) = self.look_after(table)? {
                     return Ok(step);
                 }
             }
@@ -339,7 +339,7 @@ impl<'a> Lookup<'a> {
     /// key of the lookup, older versions may start the next block: look up the position after the
     /// separator.
     #[cold]
-    fn look_behind(&mut self, table: &'a Table) -> Result<Option<Step>> {
+    fn look_after(&mut self, table: &'a Table) -> Result<Option<Step>> {
         let format = |e: rocksfmt::Error| Error::format(table.place(table_base(table)), &e);
         let mut cursor = IndexCursor::new();
         let comparator = self.family.comparator;

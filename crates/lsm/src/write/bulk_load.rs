@@ -22,7 +22,7 @@ use crate::error::{Error, Kind, Result};
 use crate::mem::{Mem, MemCursor};
 use crate::table::Table;
 use crate::version::{Family, Level, Version, user_key};
-use crate::write::job::{ENTRIES_AT_ONCE, Job, Made};
+use crate::write::job::{ENTRIES_AT_ONCE, Job, MadeFiles};
 use crate::write::state::WriteState;
 use crate::write::table_writer::{TableWriter, file_bytes};
 use crate::write::writer::Writer;
@@ -51,7 +51,7 @@ impl Writer {
             dir: state.dir.clone(),
             db: state.db.clone(),
             compression: state.options.compression,
-            made: Made::default(),
+            made: MadeFiles::default(),
         };
         let mut load = Load::new(&job, version.family(family)?);
         let loaded = async {

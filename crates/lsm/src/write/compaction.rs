@@ -22,7 +22,7 @@ use crate::error::{Error, Kind, Result};
 use crate::mutant::mutant;
 use crate::table::Table;
 use crate::version::{Level, Slot, Version};
-use crate::write::job::{self, Job, Place};
+use crate::write::job::{self, Job, JobCore};
 use crate::write::merge::{self, MEMORY_SHARE, Merged, MergedTables};
 use crate::write::merge_plan::{self, Memory, Plan};
 use crate::write::pace::MergeProgress;
@@ -159,7 +159,7 @@ impl Compaction<'_> {
         let (version, family, plan) = (self.version.clone(), self.family, self.inputs.clone());
         let work =
             async move |job: Job| merge::merge(&job, &version, family, &plan, &done, &pace).await;
-        let merged = job::run(state, Place::Merge, 0, work).await;
+        let merged = job::run(state, JobCore::Merge, 0, work).await;
         state.merges.progress.take();
         match merged {
             Ok(Some(Merged::Tables(tables))) => Ok(tables),

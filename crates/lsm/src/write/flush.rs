@@ -19,7 +19,7 @@ use crate::mem::{Mem, MemCursor, split};
 use crate::mutant::mutant;
 use crate::table::Table;
 use crate::version::{Family, Level, Version};
-use crate::write::job::{self, ENTRIES_AT_ONCE, Job, Place};
+use crate::write::job::{self, ENTRIES_AT_ONCE, Job, JobCore};
 use crate::write::keep::Keep;
 use crate::write::pace::{Pace, Paced};
 use crate::write::retry::Task;
@@ -128,7 +128,7 @@ async fn generation_to_tables(
         let pace = state.paces.flush.clone();
         let work = async move |job: Job| tables(&job, &version, id, &own, &pace).await;
         let grace_ns = if state.flushes.done.get() == 0 { FIRST_GRACE_NS } else { 0 };
-        match job::run(state, Place::Flush, grace_ns, work).await {
+        match job::run(state, JobCore::Flush, grace_ns, work).await {
             Ok(Some(tables)) => all.push(Flushed { id, mems, tables }),
             // The next opening removes the tables: no record names them.
             Ok(None) => return Ok(Outcome::Ended),

@@ -25,11 +25,11 @@ pub(crate) struct Job {
     pub db: Db,
     pub compression: Compression,
     /// The tables that it has made.
-    pub made: Made,
+    pub made: MadeFiles,
 }
 
 /// Numbers of tables.
-pub(crate) type Made = Rc<RefCell<Vec<u64>>>;
+pub(crate) type MadeFiles = Rc<RefCell<Vec<u64>>>;
 
 /// Removes the tables of a failed job. Those that cannot be removed are left to the next opening.
 pub(crate) async fn remove_made(dir: &Dir, made: impl Iterator<Item = u64>) {
@@ -52,7 +52,7 @@ const RESERVE_MEMTABLES_MIN: usize = 16 << 20;
 /// The core of a job, counted from the core that owns the database. Merges, which are the most
 /// work, run on the next core, flushes on the one after that. With two cores that is the owner.
 #[derive(Clone, Copy)]
-pub(crate) enum Place {
+pub(crate) enum JobCore {
     Merge = 1,
     Flush = 2,
 }
@@ -67,7 +67,7 @@ const CANCEL_POLL_NS: u64 = 20_000_000;
 /// waits for a device, or for memory that others hold, does not keep the database open.
 pub(crate) async fn run<R: Send + 'static, Fut: Future<Output = Result<R>> + 'static>(
     state: &WriteState,
-    place: Place,
+    place: JobCore,
     grace_ns: u64,
     work: impl FnOnce(Job) -> Fut + Send + 'static,
 ) -> Result<Option<R>> {
@@ -78,7 +78,7 @@ pub(crate) async fn run<R: Send + 'static, Fut: Future<Output = Result<R>> + 'st
     let is_cancelled = cancelled.clone();
     let mut job = pin!(core.spawn_on(there, Class::Background, move |there| {
         let (core, dir) = (there.clone(), Dir::new(there, db.path()));
-        let made = Made::default();
+        let made = MadeFiles::default();
         let (own, mine, clock) = (dir.clone(), made.clone(), there.clone());
         let done = work(Job { core, dir, db, compression, made });
         async move {
@@ -136,7 +136,7 @@ pub(crate) fn fill_reserve(state: &Rc<WriteState>) {
     {
         return;
     }
-    let there = (core.id() + Place::Merge as usize) % core.cores();
+    let there = (core.id() + JobCore::Merge as usize) % core.cores();
     // A weak reference: this must not keep a closed database open or locked.
     let (core, state) = (core.clone(), Rc::downgrade(state));
     core.clone().spawn(Class::Background, async move {

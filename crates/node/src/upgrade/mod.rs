@@ -571,7 +571,7 @@ mod tests {
     }
 
     #[test]
-    fn what_takes_too_long_is_given_up() {
+    fn a_wait_that_takes_too_long_is_abandoned() {
         let config =
             RuntimeConfig { processors: vec![0], memory: 16 << 20, ..RuntimeConfig::default() };
         let main = |core: Core| async move {

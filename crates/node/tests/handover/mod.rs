@@ -455,7 +455,7 @@ impl Outside {
             while self.core.now_ns() < end_ns {
                 self.step().await;
             }
-            stopped.go_on();
+            stopped.resume();
         }
         let (process, told) = (old.clone(), old_told.clone());
         self.until("an outcome", |_| told.outcome.borrow().is_some() || process.has_ended()).await;

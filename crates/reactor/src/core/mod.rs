@@ -16,10 +16,9 @@
 //!
 //! The files: `turn`, `operations` (starting them, and the backlog), `call` (other cores), `names`,
 //! `images` and `processes` (operations that a helper thread makes), `join` and `sleep` (tasks),
-//! `stop`. The room uses `driver`, `memory`, `wait` and the tables (`op`, `task`, `timer`, `poller`,
-//! `mesh`).
-//! A circle stays: files and sockets start operations through their core, and the operation table
-//! holds the file or socket of each operation.
+//! `stop`. The room uses `driver`, `memory`, `wait` and the tables (`op`, `task`, `timer`,
+//! `poller`, `mesh`). A circle stays: files and sockets start operations through their core, and
+//! the operation table holds the file or socket of each operation.
 
 mod call;
 mod images;

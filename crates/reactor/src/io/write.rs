@@ -54,7 +54,7 @@ impl WriteAt {
             State::New(buf) => {
                 self.state = match self.refusal() {
                     Some(error) => State::Refused(buf, error),
-                    None => self.go_on(buf),
+                    None => self.proceed(buf),
                 };
             }
             state => self.state = state,
@@ -72,7 +72,7 @@ impl WriteAt {
     }
 
     /// Hands the rest to the device.
-    fn go_on(&self, buf: Buf) -> State<Buf> {
+    fn proceed(&self, buf: Buf) -> State<Buf> {
         let left = &buf[self.done..self.len];
         let op = IoOp::Write {
             fd: self.file.shared().fd().number(),
@@ -119,7 +119,7 @@ impl Future for WriteAt {
             let Payload::Buf(buf) = payload else { unreachable!("a write owns a buffer") };
             match self.taken(io_result(result)) {
                 Some(result) => return Poll::Ready((result, buf)),
-                None => self.state = self.go_on(buf),
+                None => self.state = self.proceed(buf),
             }
         }
     }
@@ -267,7 +267,7 @@ mod tests {
 
     /// A regular file takes all or nothing, so the test makes the partial results itself.
     #[test]
-    fn what_the_device_left_is_asked_for_and_a_direct_write_that_ends_in_a_block_is_not() {
+    fn a_short_write_continues_unless_a_direct_one_ends_inside_a_block() {
         on_every_driver(|core| async move {
             let (_reader, writer) = io::pipe().unwrap();
             let fd = writer.try_clone().unwrap();

@@ -109,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_level_is_refused_by_name() {
+    fn an_unknown_level_is_refused_by_name() {
         for text in ["", "loud", "info,", "lsm=loud", "=info", "info;lsm=debug"] {
             assert!(text.parse::<Filter>().is_err(), "{text}");
         }

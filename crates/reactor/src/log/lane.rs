@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn a_ticket_is_called_after_the_pass_that_began_behind_it() {
+    fn a_ticket_is_called_after_the_pass_that_began_after_it() {
         let tickets = Tickets::new();
         let newest = tickets.newest();
         let mine = tickets.take();

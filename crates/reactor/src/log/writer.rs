@@ -12,7 +12,7 @@ use super::{Hub, LANE_LINES, Line, REST, Sink, unix_time_us};
 const GATHER: usize = 64 << 10;
 
 /// The writer's state.
-struct Desk<'a> {
+struct WriterState<'a> {
     hub: &'a Hub,
     sink: Sink,
     taps: Vec<Tap<Line>>,
@@ -25,7 +25,7 @@ struct Desk<'a> {
 /// Writes until the log is stopped.
 pub fn write(hub: &Arc<Hub>, sink: Sink) {
     let (taps, lines, bytes) = (Vec::new(), Vec::new(), Vec::with_capacity(GATHER));
-    let mut desk = Desk { hub, sink, taps, lines, bytes, said: 0 };
+    let mut desk = WriterState { hub, sink, taps, lines, bytes, said: 0 };
     loop {
         // In this order: this pass takes all lines logged before the stop.
         let stop = hub.stop.load(Ordering::Acquire);
@@ -41,7 +41,7 @@ pub fn write(hub: &Arc<Hub>, sink: Sink) {
     }
 }
 
-impl Desk<'_> {
+impl WriterState<'_> {
     /// Takes all lines, writes them and calls the tickets. True if there was a line.
     fn pass(&mut self) -> bool {
         let ticket = self.hub.tickets.newest();

@@ -19,15 +19,15 @@
 use std::sync::Once;
 use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering, compiler_fence, fence};
 
-use crate::memory::places::{Place, Places};
+use crate::memory::ranges::{RangeSlot, RangeTable};
 
-static PLACES: Places = Places::new();
+static RANGES: RangeTable = RangeTable::new();
 static LOSSES: AtomicUsize = AtomicUsize::new(0);
 /// The previous handler; null until ours is installed.
 static BEFORE: AtomicPtr<libc::sigaction> = AtomicPtr::new(std::ptr::null_mut());
 
 /// Keeps a `SIGBUS` in a mapping from ending the process; see the module text.
-pub struct Guard(&'static Place);
+pub struct Guard(&'static RangeSlot);
 
 impl Guard {
     /// Guards `len` bytes of a shared mapping from `start` on.
@@ -38,7 +38,7 @@ impl Guard {
     /// it: it may become zeroes at any time.
     pub unsafe fn new(start: *mut u8, len: usize) -> Guard {
         install();
-        Guard(PLACES.add(start.addr(), start.addr().saturating_add(len)))
+        Guard(RANGES.add(start.addr(), start.addr().saturating_add(len)))
     }
 
     /// Whether the mapping was replaced: bytes read since may be zeroes that were never written,
@@ -97,7 +97,7 @@ fn install() {
 extern "C" fn handle(signal: i32, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
     // SAFETY: the kernel passes a live structure, which for this signal has an address.
     let address = unsafe { (*info).si_addr() }.addr();
-    if let Some((place, range)) = PLACES.find(address) {
+    if let Some((place, range)) = RANGES.find(address) {
         place.lose();
         LOSSES.fetch_add(1, Ordering::Release);
         let access = libc::PROT_READ | libc::PROT_WRITE;
@@ -191,7 +191,7 @@ mod tests {
     /// Without the handler each of these ends the process.
     #[test]
     #[cfg_attr(tsan, ignore = "the fault comes inside the sanitizer, under a lock of its own")]
-    fn who_touches_what_was_cut_off_goes_on_and_is_told() {
+    fn an_access_to_truncated_memory_continues_and_is_reported() {
         let (cut, whole) = (Shared::new(), Shared::new());
         whole.set(5 << 12, 7);
         cut.set(5 << 12, 7);

@@ -299,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_flush_has_covered_stays_whatever_comes_after() {
+    fn flushed_data_stays_whatever_follows() {
         for seed in 0..500 {
             let (bytes, _) = cut(seed, |inode| {
                 inode.write(0, &[2; 2048]);
@@ -340,7 +340,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_failed_flush_forgot_is_seen_and_never_durable() {
+    fn data_that_a_failed_flush_forgot_is_visible_and_never_durable() {
         let mut forgotten = 0;
         for seed in 0..100 {
             let (bytes, _) = cut(seed, |inode| {
@@ -358,7 +358,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_over_rots_no_more() {
+    fn overwritten_sectors_do_not_rot() {
         let mut inode = Inode::new(0, PathBuf::new(), vec![1; 4096]);
         inode.rot = [(10, 1), (600, 1), (4000, 1)].into();
         inode.write(512, &[2; 512]);

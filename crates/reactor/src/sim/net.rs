@@ -262,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_keep_their_order_and_an_end_travels_behind_them() {
+    fn bytes_keep_their_order_and_an_end_travels_after_them() {
         let mut rng = Rng::new(1);
         let mut stream = Stream::new(addr(1), addr(2), 0);
         assert_eq!(stream.send_bytes(50, b"ab".to_vec()), 50);

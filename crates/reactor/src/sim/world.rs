@@ -70,13 +70,13 @@ impl Process {
         self.0.left.set(None);
     }
 
-    /// Suspends it until [`Process::go_on`]; nothing is closed.
+    /// Suspends it until [`Process::resume`]; nothing is closed.
     pub fn stop(&self) {
         self.0.stopped.set(true);
     }
 
     /// Resumes it after [`Process::stop`].
-    pub fn go_on(&self) {
+    pub fn resume(&self) {
         self.0.stopped.set(false);
     }
 

@@ -13,13 +13,13 @@ use reactor::{RuntimeConfig, processors, run};
 
 /// Starts a process that stays between fork and exec, with a copy of every descriptor, until a byte
 /// is written.
-fn half_started(mut ready: PipeWriter, mut go_on: PipeReader) {
+fn half_started(mut ready: PipeWriter, mut resume: PipeReader) {
     let mut command = Command::new("true");
     // SAFETY: it only writes to a pipe and reads from one.
     unsafe {
         command.pre_exec(move || {
             ready.write_all(&[1])?;
-            go_on.read_exact(&mut [0])
+            resume.read_exact(&mut [0])
         });
     }
     assert!(command.status().unwrap().success());
@@ -38,12 +38,12 @@ fn a_lock_ends_while_another_thread_starts_a_process() {
         async move {
             let guard = core.lock_exclusive(&path).await.unwrap();
             let (mut readied, ready) = std::io::pipe().unwrap();
-            let (wait, mut go_on) = std::io::pipe().unwrap();
+            let (wait, mut resume) = std::io::pipe().unwrap();
             let starts = std::thread::spawn(move || half_started(ready, wait));
             readied.read_exact(&mut [0]).unwrap();
             drop(guard);
             let again = core.lock_exclusive(&path).await;
-            go_on.write_all(&[1]).unwrap();
+            resume.write_all(&[1]).unwrap();
             starts.join().unwrap();
             again.expect("the lock was released");
         }

@@ -144,7 +144,7 @@ fn a_stopped_process_does_nothing_and_an_event_wakes_one_that_waits() {
             event.signal();
             awhile().await;
             assert_eq!(seen.get(), 1);
-            other.go_on();
+            other.resume();
             awhile().await;
             assert_eq!(seen.get(), 2);
         }

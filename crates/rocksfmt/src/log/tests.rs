@@ -556,7 +556,7 @@ fn a_payload_whose_header_is_still_zero_is_a_torn_tail() {
 
 /// Records after zero padding in one block: RocksDB loses them; Millrace must notice.
 #[test]
-fn records_behind_padding_inside_a_block_are_found_by_the_scan() {
+fn records_after_padding_inside_a_block_are_found_by_the_scan() {
     let mut log = log_of(LogBuilder::legacy(), 1..4);
     let offset = log.bytes().len() as u64;
     log.raw(&[0; 300]);

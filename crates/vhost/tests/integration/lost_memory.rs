@@ -24,7 +24,7 @@ fn options(packed: bool) -> DiskOptions {
 }
 
 /// A guest on disk 1 that reads what it writes.
-fn neighbour_goes_on(node: &Node) {
+fn neighbour_continues(node: &Node) {
     let mut disk = Disk::connect(&node.socket(1), options(false)).unwrap();
     let (mut queue, bytes) = (disk.take_queue(1), pattern(7, 16384));
     assert_eq!(queue.write(MIB, &bytes).unwrap(), Status::Ok);
@@ -42,7 +42,7 @@ fn has_ended_well(node: &Node, disk: Disk, packed: bool, rings: std::ops::Range<
     for ring in 0..2 {
         disk.session().get_vring_base(ring).unwrap();
     }
-    neighbour_goes_on(node);
+    neighbour_continues(node);
     drop(disk);
     let mut disk = Disk::connect(&node.socket(0), options(packed)).unwrap();
     let (mut queue, mut bytes) = (disk.take_queue(0), vec![0; 4096]);
@@ -209,7 +209,7 @@ fn lost_data_fails_its_requests_or_breaks_the_ring() {
             until("an answer", || guest.ring.used_index() == used);
             assert_eq!(guest.status(), 0);
             assert_eq!(guest.err.take(), 0);
-            neighbour_goes_on(&node);
+            neighbour_continues(&node);
         }
     }
 }
@@ -249,6 +249,6 @@ fn a_lost_in_flight_region_or_dirty_log_breaks_the_ring() {
         guest.offer(0);
         assert!(guest.err.wait(PATIENCE) > 0, "log: {log}");
         guest.session.get_vring_base(0).unwrap();
-        neighbour_goes_on(&node);
+        neighbour_continues(&node);
     }
 }

@@ -11,11 +11,11 @@ use crate::error::{Error, Kind};
 use crate::version::{Level, Slot};
 
 /// A position among the user keys: twice the number of a key, or one more for just after it.
-type Place = usize;
+type Position = usize;
 /// A range of positions with an exclusive end.
-type Span = (Place, Place);
+type Span = (Position, Position);
 
-const END: Place = 2 * 26;
+const END: Position = 2 * 26;
 
 /// The contents of a file.
 #[derive(Clone, Debug)]
@@ -47,7 +47,7 @@ impl File {
     }
 
     fn meta(&self, number: usize, order: Comparator) -> FileMeta {
-        let internal = |place: Place, packed: u64| {
+        let internal = |place: Position, packed: u64| {
             let mut key = bytes(place, order);
             key.extend_from_slice(&packed.to_le_bytes());
             key
@@ -69,7 +69,7 @@ impl File {
     }
 }
 
-fn is_in(place: Place, span: Span) -> bool {
+fn is_in(place: Position, span: Span) -> bool {
     span.0 <= place && place < span.1
 }
 
@@ -78,7 +78,7 @@ fn overlap(a: Span, b: Span) -> bool {
 }
 
 /// The user key at a position. In reverse order no key is just after another.
-fn bytes(place: Place, order: Comparator) -> Vec<u8> {
+fn bytes(place: Position, order: Comparator) -> Vec<u8> {
     let number = (place / 2) as u8;
     let mut key = vec![if order == Comparator::Bytewise { b'a' + number } else { b'z' - number }];
     key.resize(1 + place % 2, 0);
@@ -86,7 +86,7 @@ fn bytes(place: Place, order: Comparator) -> Vec<u8> {
 }
 
 /// The position of a zone's bound.
-fn place(bound: &[u8]) -> Place {
+fn place(bound: &[u8]) -> Position {
     2 * usize::from(bound[0] - b'a') + bound.len() - 1
 }
 
