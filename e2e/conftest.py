@@ -43,9 +43,9 @@ def state_of_its_own(tmp_path_factory, monkeypatch):
 
 @pytest.fixture(scope="session", autouse=True)
 def binary():
-    """The release binary, which must be built."""
+    """The program to test, which must be built."""
     if not millrace.BINARY.exists():
-        pytest.exit(f"{millrace.BINARY} is missing: cargo build --release -p millrace-cli", returncode=1)
+        pytest.exit(f"{millrace.BINARY} is missing: cargo build --release -p millrace-cli, or set MILLRACE", returncode=1)
     return millrace.BINARY
 
 

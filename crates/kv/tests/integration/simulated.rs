@@ -9,7 +9,7 @@ use std::future::Future;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use crate::stage::{Client, DIR, Node, address, integer, text};
+use crate::stage::{Client, DIR, Node, address, integer, seeds, text};
 use kv::{NodeState, Server, Settings};
 use lsm::{Db, OpenOptions};
 use reactor::sim::{Fault, FaultKind, NetConfig, Rng, SimConfig, World};
@@ -305,14 +305,14 @@ fn right_replies_within(seed: u64, settings: Settings) -> (u64, u64) {
 
 #[test]
 fn replies_equal_the_models_under_network_faults_and_bad_neighbours() {
-    for seed in seeds() {
+    for seed in seeds(12) {
         right_replies(seed);
     }
 }
 
 #[test]
 fn replies_equal_the_models_with_room_for_few_replies() {
-    for seed in seeds() {
+    for seed in seeds(12) {
         let unsent_total_bytes_max = [1000, 12_000, 60_000][seed as usize / 3 % 3];
         right_replies_within(seed, Settings { unsent_total_bytes_max, ..small() });
     }
@@ -360,17 +360,9 @@ fn clients_that_do_not_read_hold_bounded_memory_and_are_closed_when_others_wait(
     });
 }
 
-fn seeds() -> std::ops::Range<u64> {
-    let number = |name| std::env::var(name).ok().map(|text| text.parse().expect("a number"));
-    match number("MILLRACE_SEED") {
-        Some(seed) => seed..seed + 1,
-        None => 0..number("MILLRACE_SEEDS").unwrap_or(12),
-    }
-}
-
 #[test]
 fn connections_that_break_anywhere_release_everything() {
-    for seed in seeds() {
+    for seed in seeds(12) {
         let net = NetConfig { reset: 20_000, accept_error: 100_000, ..NetConfig::default() };
         stage_over(net, seed, small(), 20_000, |core, stage| async move {
             let mut rng = Rng::new(stage.seed ^ (core.id() as u64) << 32);
@@ -589,7 +581,7 @@ async fn echo_large(core: &Core, world: &World, bytes: usize) -> Reply {
 
 #[test]
 fn large_commands_wait_and_all_are_served_except_a_stalled_one() {
-    for seed in seeds() {
+    for seed in seeds(12) {
         let settings = Settings { requests_bytes_max: 500_000, ..Settings::default() };
         stage(seed, settings, 0, |core, stage| async move {
             let world = stage.world.clone();
@@ -628,7 +620,7 @@ fn large_commands_wait_and_all_are_served_except_a_stalled_one() {
 
 #[test]
 fn many_stalled_large_commands_delay_others_no_longer_than_one() {
-    for seed in seeds() {
+    for seed in seeds(12) {
         let settings = Settings { requests_bytes_max: 500_000, ..Settings::default() };
         stage(seed, settings, 0, |core, stage| async move {
             let world = stage.world.clone();

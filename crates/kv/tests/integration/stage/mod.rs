@@ -110,3 +110,12 @@ pub fn integer(reply: &Reply) -> i64 {
         other => panic!("no integer: {other:?}"),
     }
 }
+
+/// The seeds to play: `MILLRACE_SEED` alone, or `MILLRACE_SEEDS` of them, or `count`.
+pub fn seeds(count: u64) -> std::ops::Range<u64> {
+    let number = |name| std::env::var(name).ok().map(|text| text.parse().expect("a number"));
+    match number("MILLRACE_SEED") {
+        Some(seed) => seed..seed + 1,
+        None => 0..number("MILLRACE_SEEDS").unwrap_or(count),
+    }
+}
