@@ -112,6 +112,15 @@ impl Dir {
         self.core.rename(&self.path.join(from), &self.path.join(to)).await
     }
 
+    /// Gives a file of another directory a name in this one, in the same file system. It is durable
+    /// after [`Dir::sync`].
+    ///
+    /// # Errors
+    /// `AlreadyExists`, `CrossesDevices`; otherwise the system's errors.
+    pub async fn link_from(&self, other: &Dir, name: &str, as_name: &str) -> io::Result<()> {
+        self.core.link(&other.path.join(name), &self.path.join(as_name)).await
+    }
+
     /// Removes a file's name. A process that has the file open keeps it. The removal is durable
     /// after [`Dir::sync`].
     ///

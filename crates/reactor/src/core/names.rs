@@ -85,13 +85,23 @@ impl Core {
         }
     }
 
-    /// Renames a file atomically; an existing file of the new name is replaced. Durable after a
-    /// [`Core::sync_dir`].
+    /// Renames a file atomically; an existing file of the new name is replaced. Or renames a
+    /// directory; an empty one of the new name is replaced. Durable after a [`Core::sync_dir`].
     ///
     /// # Errors
     /// As the system gives them.
     pub async fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
         self.meta_done(MetaOp::Rename { from: from.to_owned(), to: to.to_owned() }).await
+    }
+
+    /// Gives a file a second name in the same file system. If `from` is a symbolic link, its target
+    /// gets the name. Durable after a [`Core::sync_dir`] of the new name's directory.
+    ///
+    /// # Errors
+    /// `AlreadyExists` when the new name is taken, `CrossesDevices` when it is in another file
+    /// system; others as the system gives them.
+    pub async fn link(&self, from: &Path, to: &Path) -> io::Result<()> {
+        self.meta_done(MetaOp::Link { from: from.to_owned(), to: to.to_owned() }).await
     }
 
     /// Makes a directory in an existing one. Durable after a [`Core::sync_dir`] of the parent.
@@ -100,6 +110,14 @@ impl Core {
     /// `AlreadyExists` when the name is taken; others as the system gives them.
     pub async fn create_dir(&self, path: &Path) -> io::Result<()> {
         self.meta_done(MetaOp::CreateDir { path: path.to_owned() }).await
+    }
+
+    /// Removes an empty directory. Durable after a [`Core::sync_dir`] of the parent.
+    ///
+    /// # Errors
+    /// `DirectoryNotEmpty`; others as the system gives them.
+    pub async fn remove_dir(&self, path: &Path) -> io::Result<()> {
+        self.meta_done(MetaOp::RemoveDir { path: path.to_owned() }).await
     }
 
     /// Removes a file's name; open handles keep the file. Durable after a [`Core::sync_dir`].

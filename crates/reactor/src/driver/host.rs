@@ -101,7 +101,9 @@ fn perform(op: MetaOp, cleaner: &Cleaner) -> io::Result<MetaOut> {
             open_for_writing(&path, opening, mode, cleaner).map(MetaOut::File)
         }
         MetaOp::Rename { from, to } => rename(&from, &to).map(|()| MetaOut::Done),
+        MetaOp::Link { from, to } => link(&from, &to).map(|()| MetaOut::Done),
         MetaOp::CreateDir { path } => create_dir(&path).map(|()| MetaOut::Done),
+        MetaOp::RemoveDir { path } => remove_dir(&path).map(|()| MetaOut::Done),
         MetaOp::Remove { path } => remove(&path).map(|()| MetaOut::Done),
         MetaOp::SyncDir { path } => sync_dir(&path).map(|()| MetaOut::Done),
         MetaOp::SetLen { file, len } => {
@@ -239,6 +241,15 @@ fn rename(from: &Path, to: &Path) -> io::Result<()> {
 
 fn create_dir(path: &Path) -> io::Result<()> {
     fs::DirBuilder::new().mode(DIR_MODE).create(path)
+}
+
+/// A link to a symbolic link would not work in another directory, so its target is linked.
+fn link(from: &Path, to: &Path) -> io::Result<()> {
+    fs::hard_link(fs::canonicalize(from)?, to)
+}
+
+fn remove_dir(path: &Path) -> io::Result<()> {
+    fs::remove_dir(path)
 }
 
 #[expect(clippy::disallowed_methods, reason = "this is the driver of the reactor's files")]

@@ -183,15 +183,28 @@ pub enum MetaOp {
         /// Direct I/O or page cache.
         mode: Mode,
     },
-    /// Rename a file; an existing file of the new name is replaced.
+    /// Rename a file; an existing file of the new name is replaced. Or rename a directory; an empty
+    /// one of the new name is replaced.
     Rename {
         /// Its name.
         from: PathBuf,
         /// Its new name.
         to: PathBuf,
     },
+    /// Give a file a second name. If the first one is a symbolic link, its target gets the name.
+    Link {
+        /// Its name.
+        from: PathBuf,
+        /// Its new name, which must not exist.
+        to: PathBuf,
+    },
     /// Make a directory.
     CreateDir {
+        /// Its path or handle.
+        path: PathBuf,
+    },
+    /// Remove an empty directory.
+    RemoveDir {
         /// Its path or handle.
         path: PathBuf,
     },

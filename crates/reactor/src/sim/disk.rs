@@ -103,14 +103,60 @@ impl Disk {
         }
     }
 
-    /// Renames a file within its directory.
+    /// Gives a file a second name.
+    pub fn link(&mut self, from: &Path, to: &Path) -> io::Result<()> {
+        let inode = self.find(from)?;
+        let errno = match to.parent() {
+            _ if self.find(to).is_ok() || self.is_dir(to) => libc::EEXIST,
+            Some(parent) if self.is_dir(parent) => {
+                self.names.link(to, inode);
+                return Ok(());
+            }
+            _ => libc::ENOENT,
+        };
+        Err(io::Error::from_raw_os_error(errno))
+    }
+
+    /// Renames a file or a directory within its directory.
     pub fn rename(&mut self, from: &Path, to: &Path) -> io::Result<()> {
+        if self.is_dir(from) {
+            return self.rename_dir(from, to);
+        }
         self.find(from)?;
         let errno = match () {
             () if self.is_dir(to) => libc::EISDIR,
             () if self.names.rename(from, to) => return Ok(()),
             // Renames between directories are not modelled.
             () => libc::EXDEV,
+        };
+        Err(io::Error::from_raw_os_error(errno))
+    }
+
+    fn rename_dir(&mut self, from: &Path, to: &Path) -> io::Result<()> {
+        let errno = match () {
+            () if self.find(to).is_ok() => libc::ENOTDIR,
+            () if self.below(to).next().is_some() => libc::ENOTEMPTY,
+            () if from.parent() != to.parent() => libc::EXDEV,
+            () => {
+                self.names.rename_dir(from, to);
+                return Ok(());
+            }
+        };
+        Err(io::Error::from_raw_os_error(errno))
+    }
+
+    /// Removes an empty directory durably.
+    pub fn remove_dir(&mut self, path: &Path) -> io::Result<()> {
+        let errno = match () {
+            () if self.find(path).is_ok() => libc::ENOTDIR,
+            () if !self.is_dir(path) => libc::ENOENT,
+            () if self.below(path).next().is_some() || self.names.has_dir_below(path) => {
+                libc::ENOTEMPTY
+            }
+            () => {
+                self.names.remove_dir(path);
+                return Ok(());
+            }
         };
         Err(io::Error::from_raw_os_error(errno))
     }

@@ -83,6 +83,8 @@ impl State {
             MetaOp::CreateDir { path } => (11, path),
             MetaOp::OpenImage { path, .. } => (12, path),
             MetaOp::StartProcess(program) => (13, &program.path),
+            MetaOp::Link { to, .. } => (14, to),
+            MetaOp::RemoveDir { path } => (15, path),
         };
         let path = path.clone();
         self.note(core, token, What::Name { kind });
@@ -177,7 +179,12 @@ impl State {
                 Ok(self.open_file(path, OpenFile { inode, block, writable: true }))
             }
             MetaOp::Rename { from, to } => self.disk.rename(&from, &to).map(|()| MetaOut::Done),
+            MetaOp::Link { from, to } => {
+                self.room_for_name(&to, Opening::New)?;
+                self.disk.link(&from, &to).map(|()| MetaOut::Done)
+            }
             MetaOp::CreateDir { path } => self.disk.create_dir(&path).map(|()| MetaOut::Done),
+            MetaOp::RemoveDir { path } => self.disk.remove_dir(&path).map(|()| MetaOut::Done),
             MetaOp::Remove { path } => self.disk.unlink(&path).map(|()| MetaOut::Done),
             MetaOp::SyncDir { path } => {
                 if !self.disk.is_dir(&path) {

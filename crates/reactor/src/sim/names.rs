@@ -2,7 +2,8 @@
 //!
 //! As with a file's bytes there are visible names, durable names, and the changes between the two.
 //! A sync of a directory makes its own changes durable, and no other directory's. A rename is one
-//! change: it is kept or lost as a whole.
+//! change: it is kept or lost as a whole. So is the rename of a directory, with all names in it that
+//! are durable then.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -13,9 +14,23 @@ use super::inode::{InodeRef, Mood};
 use super::rng::Rng;
 
 enum Change {
-    Link { path: PathBuf, inode: InodeRef },
-    Unlink { path: PathBuf },
-    Rename { from: PathBuf, to: PathBuf, inode: InodeRef },
+    Link {
+        path: PathBuf,
+        inode: InodeRef,
+    },
+    Unlink {
+        path: PathBuf,
+    },
+    Rename {
+        from: PathBuf,
+        to: PathBuf,
+        inode: InodeRef,
+    },
+    /// A directory gets another name.
+    RenameDir {
+        from: PathBuf,
+        to: PathBuf,
+    },
 }
 
 type Map = BTreeMap<PathBuf, InodeRef>;
@@ -29,22 +44,47 @@ impl Change {
                 to.remove(from);
                 to.insert(path.clone(), inode.clone());
             }
+            Change::RenameDir { from, to: path } => {
+                let moved: Vec<_> = to.extract_if(.., |name, _| name.starts_with(from)).collect();
+                to.extend(
+                    moved.into_iter().map(|(name, inode)| (moved_to(&name, from, path), inode)),
+                );
+            }
         }
     }
 
     /// The directory that it changes.
     fn dir(&self) -> &Path {
-        let (Change::Link { path, .. } | Change::Unlink { path } | Change::Rename { to: path, .. }) =
-            self;
+        let (Change::Link { path, .. }
+        | Change::Unlink { path }
+        | Change::Rename { to: path, .. }
+        | Change::RenameDir { to: path, .. }) = self;
         parent(path)
+    }
+
+    /// Follows the rename of the directory that it is in.
+    fn follow(&mut self, from: &Path, to: &Path) {
+        let paths = match self {
+            Change::Link { path, .. } | Change::Unlink { path } => vec![path],
+            Change::Rename { from, to, .. } | Change::RenameDir { from, to } => vec![from, to],
+        };
+        for path in paths.into_iter().filter(|path| path.starts_with(from)) {
+            *path = moved_to(path, from, to);
+        }
     }
 
     fn concerns(&self, other: &Path) -> bool {
         match self {
             Change::Link { path, .. } | Change::Unlink { path } => path == other,
             Change::Rename { from, to, .. } => from == other || to == other,
+            Change::RenameDir { .. } => false,
         }
     }
+}
+
+/// The path that a path below `from` has below `to`.
+fn moved_to(path: &Path, from: &Path, to: &Path) -> PathBuf {
+    path.strip_prefix(from).map_or_else(|_| path.to_owned(), |rest| to.join(rest))
 }
 
 fn parent(path: &Path) -> &Path {
@@ -132,16 +172,42 @@ impl Names {
         true
     }
 
+    /// Renames a directory.
+    pub fn rename_dir(&mut self, from: &Path, to: &Path) {
+        let moved: Vec<PathBuf> = self.dirs.extract_if(.., |dir| dir.starts_with(from)).collect();
+        self.dirs.extend(moved.iter().map(|dir| moved_to(dir, from, to)));
+        self.change(Change::RenameDir { from: from.to_owned(), to: to.to_owned() });
+        for (path, inode) in self.now.iter().filter(|(path, _)| path.starts_with(to)) {
+            inode.borrow_mut().path = path.clone();
+        }
+    }
+
+    pub fn has_dir_below(&self, path: &Path) -> bool {
+        self.dirs.iter().any(|dir| dir != path && dir.starts_with(path))
+    }
+
+    /// Removes an empty directory durably.
+    pub fn remove_dir(&mut self, path: &Path) {
+        self.dirs.remove(path);
+    }
+
     /// Completes a sync of a directory that was started after `changes` changes.
     pub fn flush(&mut self, dir: &Path, changes: u64) {
         let stable = &mut self.stable;
+        let mut renamed = Vec::new();
         self.unflushed.retain(|(number, change)| {
             let flushed = *number < changes && change.dir() == dir;
             if flushed {
                 change.apply(stable);
+                if let Change::RenameDir { from, to } = change {
+                    renamed.push((from.clone(), to.clone()));
+                }
             }
             !flushed
         });
+        for (from, to) in renamed {
+            self.unflushed.iter_mut().for_each(|(_, change)| change.follow(&from, &to));
+        }
     }
 
     /// All files that have a name, or may have one after a power cut, in the order of their
@@ -149,7 +215,7 @@ impl Names {
     pub fn inodes(&self) -> Vec<InodeRef> {
         let unflushed = self.unflushed.iter().filter_map(|(_, change)| match change {
             Change::Link { inode, .. } | Change::Rename { inode, .. } => Some(inode),
-            Change::Unlink { .. } => None,
+            Change::Unlink { .. } | Change::RenameDir { .. } => None,
         });
         let all = self.now.values().chain(self.stable.values()).chain(unflushed);
         let by_number: BTreeMap<u32, &InodeRef> =
@@ -160,8 +226,13 @@ impl Names {
     /// Cuts the power: decides the fate of each change that no sync has covered.
     pub fn lose_power(&mut self, rng: &mut Rng, counts: &mut FaultCounts) {
         let mut dirs: BTreeMap<PathBuf, Vec<Change>> = BTreeMap::new();
+        let mut renamed = Vec::new();
         for (_, change) in self.unflushed.drain(..) {
-            dirs.entry(change.dir().to_owned()).or_default().push(change);
+            match change {
+                // Last, with the names that are left in the directory.
+                Change::RenameDir { from, to } => renamed.push((from, to)),
+                change => dirs.entry(change.dir().to_owned()).or_default().push(change),
+            }
         }
         for changes in dirs.into_values() {
             let mood = Mood::draw(rng);
@@ -178,6 +249,16 @@ impl Names {
                 }
                 *if kept { &mut counts.names_kept } else { &mut counts.names_lost } += 1;
             }
+        }
+        for (from, to) in renamed {
+            let kept = rng.coin();
+            *if kept { &mut counts.names_kept } else { &mut counts.names_lost } += 1;
+            if kept {
+                Change::RenameDir { from, to }.apply(&mut self.stable);
+                continue;
+            }
+            let back: Vec<PathBuf> = self.dirs.extract_if(.., |dir| dir.starts_with(&to)).collect();
+            self.dirs.extend(back.iter().map(|dir| moved_to(dir, &to, &from)));
         }
         self.now = self.stable.clone();
         for (path, inode) in &self.now {
@@ -241,5 +322,37 @@ mod tests {
         }
         // The draft exists or not; the rename is done or not (and then there is no draft).
         assert_eq!(all.len(), 6, "{all:?}");
+    }
+
+    #[test]
+    fn a_renamed_directory_keeps_what_was_durable_in_it_and_is_whole_once_both_are_synced() {
+        let (mut both, mut empty, mut old) = (0, 0, 0);
+        for seed in 0..200 {
+            let mut names = Names::default();
+            names.add_dir(Path::new("/a.tmp"));
+            names.link(Path::new("/a.tmp/1"), inode(1));
+            let synced = seed % 2 == 0;
+            if synced {
+                names.flush(Path::new("/a.tmp"), names.changes());
+            }
+            names.rename_dir(Path::new("/a.tmp"), Path::new("/a"));
+            assert!(names.now().contains_key(Path::new("/a/1")) && names.is_dir(Path::new("/a")));
+            assert!(!names.is_dir(Path::new("/a.tmp")));
+            if seed % 4 == 0 {
+                names.flush(Path::new("/"), names.changes());
+            }
+            let left = left(seed, &mut names);
+            match left.first().map(|(path, _)| path.as_str()) {
+                Some("/a/1") => both += 1,
+                Some(_) => old += 1,
+                None => {
+                    assert!(!synced);
+                    empty += usize::from(names.is_dir(Path::new("/a")));
+                }
+            }
+            assert!(seed % 4 != 0 || left == [("/a/1".to_owned(), 1)]);
+            assert_ne!(names.is_dir(Path::new("/a")), names.is_dir(Path::new("/a.tmp")));
+        }
+        assert!(both > 60 && empty > 10 && old > 20, "{both} {empty} {old}");
     }
 }
