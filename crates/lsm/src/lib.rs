@@ -16,15 +16,19 @@
 //! and the atomics that name the newest version and the newest sequence. So readers share no lock
 //! and no cache line that any of them writes.
 //!
-//! The crate has rooms, and imports point one way: `inspect` uses `open`, `open` uses `write`,
-//! `write` uses `read`, and all use the files at the top: errors, options, tables, memtables,
+//! [`checkpoint`] and [`BackupDir`] copy a database, whether it is open or not.
+//!
+//! The crate has rooms, and imports point one way: `inspect` and `copy` use `open`, `open` uses
+//! `write`, `write` uses `read`, and all use the files at the top: errors, options, tables, memtables,
 //! versions, and [`Db`], the state that cores share.
 
 #![forbid(unsafe_code)]
 
+mod copy;
 mod db;
 mod durability;
 mod error;
+mod file_list;
 mod inspect;
 mod mem;
 mod mutant;
@@ -38,9 +42,17 @@ mod table_memory;
 mod version;
 mod write;
 
+pub use copy::backup::create::CreatedBackup;
+pub use copy::backup::meta::{Backup, BackupFile};
+pub use copy::backup::restore::RestoredBackup;
+pub use copy::backup::{BackupDir, VerifiedBackup};
+pub use copy::checkpoint::{Checkpoint, checkpoint};
+pub use copy::closed::ClosedFiles;
+pub use copy::transfer::Transfer;
 pub use db::{CfId, ColumnFamilyInfo, Db, DbMemory};
 pub use durability::Durability;
 pub use error::{Error, Kind, Result};
+pub use file_list::{FileList, FilePrefix};
 pub use inspect::check::{CheckReport, Damage, check};
 pub use inspect::stat::{FamilyStat, LevelStat, Stat};
 #[cfg(feature = "mutants")]
@@ -53,4 +65,5 @@ pub use read::snapshot::Snapshot;
 pub use read::stats::ReaderStats;
 pub use read::value::Value;
 pub use rocksfmt::{BatchWriter, Compression, Op, WriteBatch};
+pub use write::live_files::LiveFiles;
 pub use write::writer::{Writer, WriterStats, Written};

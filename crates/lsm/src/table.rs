@@ -261,6 +261,18 @@ impl Table {
         })
     }
 
+    /// Reads a table's properties only. Suspends for the reads.
+    pub async fn properties(core: &Core, dir: &Dir, name: &str) -> Result<Properties> {
+        let shared = dir.open(name).await.map_err(|e| Error::io(format_args!("{name}"), &e))?;
+        let charge = Charge::new(&TableMemory::new(0));
+        let (tail, footer) = Tail::read(core, &shared, name, 0, &charge).await?;
+        let metaindex = Metaindex::parse(&tail.contents(core, footer.metaindex).await?);
+        match metaindex.map_err(|e| Error::format(name, &e))?.properties {
+            Some(handle) => read_properties(&tail, name, handle).await,
+            None => Ok(Properties::default()),
+        }
+    }
+
     /// The file and an offset, for errors.
     pub fn place(&self, offset: u64) -> String {
         let name = self.file.path().file_name().unwrap_or_default();

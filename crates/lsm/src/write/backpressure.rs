@@ -184,7 +184,7 @@ fn next_group_bytes(requests: &RefCell<std::collections::VecDeque<Pending>>) -> 
     let requests = requests.borrow();
     let batches = requests.iter().map_while(|pending| match &pending.request {
         Request::Batch { batch, .. } => Some(batch.len()),
-        Request::Clear(_) | Request::Sync => None,
+        _ => None,
     });
     batches.take(GROUP_BYTES / 64).sum::<usize>().min(GROUP_BYTES)
 }

@@ -11,6 +11,7 @@ use rocksfmt::{ManifestReplay, Op, ValueType, VersionEdit, WriteBatch, pack};
 
 use crate::durability::Durability;
 use crate::error::{Error, Kind, Result};
+use crate::file_list::{FileList, FilePrefix};
 use crate::mem::Mem;
 use crate::mutant::mutant;
 use crate::options::WriteOptions;
@@ -168,6 +169,14 @@ impl Commit<'_> {
                 self.clear(&ids).await?;
             }
             Some(Request::Sync) => self.sync().await?,
+            Some(Request::SwitchMemtables) => match self.switch_memtables().await {
+                Err(error) if error.kind() == Kind::Full => {}
+                done => done?,
+            },
+            Some(Request::ListFiles(answer)) => {
+                let listed = self.list_files().await;
+                answer.replace(Some(listed));
+            }
             None => {}
         }
         Ok(visible)
@@ -352,6 +361,40 @@ impl Commit<'_> {
         Ok(())
     }
 
+    /// Begins new memtables, unless the present ones are empty.
+    async fn switch_memtables(&mut self) -> Result<()> {
+        if self.live.values().all(|writer| writer.memtable().is_empty()) {
+            return Ok(());
+        }
+        self.state.wait_for_headroom().await?;
+        self.begin_log(1).await
+    }
+
+    /// The files that hold the database as it is now. No task changes the MANIFEST meanwhile, and
+    /// this one alone writes logs: so tables and logs fit together.
+    async fn list_files(&self) -> Result<FileList> {
+        let state = self.state;
+        let turn = state.manifest_turn().await?;
+        let Some(manifest) = turn.file() else {
+            let what = "the disk has no space for a new MANIFEST, which the opening needs";
+            return Err(Error::new(Kind::Full, what));
+        };
+        let whole = |number| FilePrefix { number, bytes: None };
+        let mut logs = Vec::new();
+        for generation in &*state.flushes.waiting.borrow() {
+            match generation.log_number {
+                Some(number) => logs.push(whole(number)),
+                None => logs.extend(state.db.0.recovered_logs.iter().copied().map(whole)),
+            }
+        }
+        logs.extend(self.log.as_ref().map(WalWriter::written));
+        // A log may be obsolete already and its generation still on the list.
+        let first = turn.state().min_log_number_to_keep();
+        logs.retain(|log| log.number >= first && log.bytes != Some(0));
+        let sequence = state.db.visible();
+        Ok(FileList { directory: state.dir.path().to_owned(), sequence, manifest, logs })
+    }
+
     /// Makes logs durable that are not flushed with every group.
     async fn sync(&self) -> Result<()> {
         if self.state.options.durability == Durability::Power {
@@ -393,7 +436,7 @@ fn batches(
 ) -> impl Iterator<Item = (&mut rocksfmt::BatchWriter, Option<i64>)> {
     group.iter_mut().filter_map(|pending| match &mut pending.request {
         Request::Batch { batch, keys } => Some((batch, *keys)),
-        Request::Clear(_) | Request::Sync => None,
+        _ => None,
     })
 }
 

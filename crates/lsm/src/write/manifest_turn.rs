@@ -7,6 +7,7 @@ use reactor::Event;
 use rocksfmt::{FileName, ManifestReplay, VersionEdit};
 
 use crate::error::Result;
+use crate::file_list::FilePrefix;
 use crate::version::Version;
 use crate::write::manifest_writer::ManifestWriter;
 use crate::write::state::WriteState;
@@ -80,6 +81,11 @@ impl ManifestTurn<'_> {
         dead.extend(manifest.take_replaced().into_iter().map(FileName::Manifest));
         self.state.remove_files(dead);
         Ok(())
+    }
+
+    /// The number of the MANIFEST and its length, unless it is still to be begun.
+    pub fn file(&self) -> Option<FilePrefix> {
+        self.manifest.as_ref().and_then(ManifestWriter::written)
     }
 
     /// The present state of the MANIFEST.

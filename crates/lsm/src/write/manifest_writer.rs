@@ -27,6 +27,7 @@ use rocksfmt::{FileName, LOG_BLOCK_BYTES, LogWriter, ManifestReplay, ManifestSta
 
 use crate::db::Db;
 use crate::error::{Error, Kind, Result};
+use crate::file_list::FilePrefix;
 use crate::mutant::mutant;
 use crate::write::insist;
 
@@ -104,6 +105,12 @@ impl ManifestWriter {
     /// Whether the new MANIFEST is the current one.
     pub fn is_begun(&self) -> bool {
         self.file.is_some()
+    }
+
+    /// Its number, and its length after the last change; `None` before it is begun.
+    pub fn written(&self) -> Option<FilePrefix> {
+        let bytes = Some(self.log.position());
+        self.is_begun().then_some(FilePrefix { number: self.number, bytes })
     }
 
     /// The state after all records so far.

@@ -9,6 +9,7 @@
 //! - `backpressure` is the law by which writes wait (`pace` is its rate); `retry` tries again after
 //!   failures; `quarantine` lists damaged tables; `obsolete` removes and recycles files.
 //! - `bulk_load` writes tables without the log.
+//! - `live_files` lists the files for a copy of the database.
 //!
 //! It may use `read` and what all rooms share; only `open` uses it.
 //!
@@ -25,6 +26,7 @@ pub(crate) mod flush;
 pub(crate) mod insist;
 pub(crate) mod job;
 pub(crate) mod keep;
+pub(crate) mod live_files;
 pub(crate) mod manifest_turn;
 pub(crate) mod manifest_writer;
 pub(crate) mod merge;

@@ -12,13 +12,15 @@
 //! Readers of a removed file still have it open. Files that remain after a crash or an error are
 //! handled by the next opening.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
+use std::rc::{Rc, Weak};
 
 use fs::Dir;
 use reactor::{Core, DirEntry};
 use rocksfmt::{FileMeta, FileName, LOG_BLOCK_BYTES, is_recyclable_log};
 
+use crate::mutant::mutant;
 use crate::recycled_tables::recycled_bytes_max;
 use crate::write::commit;
 use crate::write::state::{Generation, WriteState};
@@ -39,6 +41,30 @@ pub(crate) struct ObsoleteFiles {
     waiting: RefCell<VecDeque<Obsolete>>,
     /// Recycled logs, as temporary files of these numbers.
     pub recycled_logs: RefCell<Vec<u64>>,
+    /// While there are any, no obsolete file is recycled or removed.
+    holds: Cell<usize>,
+}
+
+/// Keeps all files of the database under their names, until it is dropped or writing ends. A copy
+/// of the database links or reads them meanwhile. A link that is made under the name that the
+/// MANIFEST has is safe after that, too: recycling renames a file first, and then looks for other
+/// names of it.
+pub(crate) struct Hold(Weak<WriteState>);
+
+impl Hold {
+    pub fn new(state: &Rc<WriteState>) -> Hold {
+        state.obsolete.holds.set(state.obsolete.holds.get() + 1);
+        Hold(Rc::downgrade(state))
+    }
+}
+
+impl Drop for Hold {
+    fn drop(&mut self) {
+        if let Some(state) = self.0.upgrade() {
+            state.obsolete.holds.set(state.obsolete.holds.get() - 1);
+            state.changed.notify_all();
+        }
+    }
 }
 
 /// An obsolete file, and its length if it may be recycled.
@@ -85,13 +111,16 @@ impl WriteState {
             let ends = || self.is_closing() || self.has_failed();
             // On a full disk no file is recycled.
             let releases = || self.retries.is_full() && !recycled.is_empty();
-            let has_work = || !self.obsolete.waiting.borrow().is_empty();
+            let has_work = || !self.is_held() && !self.obsolete.waiting.borrow().is_empty();
             self.changed.wait_until(|| has_work() || releases() || ends()).await;
             let limit = match self.retries.is_full() {
                 true => 0,
                 false => recycled_bytes_max(&self.db.0.current.load()),
             };
-            let obsolete = self.obsolete.waiting.borrow_mut().pop_front();
+            let obsolete = match self.is_held() {
+                true => None,
+                false => self.obsolete.waiting.borrow_mut().pop_front(),
+            };
             if obsolete.is_none() && !releases() {
                 return;
             }
@@ -162,8 +191,13 @@ impl WriteState {
         }
     }
 
+    fn is_held(&self) -> bool {
+        self.obsolete.holds.get() > 0
+    }
+
     fn may_recycle_log(&self) -> bool {
-        self.obsolete.recycled_logs.borrow().len() < RECYCLED_LOGS_MAX
+        let held = self.is_held() && !mutant("held_files_are_recycled");
+        !held && self.obsolete.recycled_logs.borrow().len() < RECYCLED_LOGS_MAX
     }
 
     /// Recycles a log: renames it to a temporary file.

@@ -16,6 +16,7 @@ use rocksfmt::BatchWriter;
 
 use crate::db::Db;
 use crate::error::{Error, Kind, Result};
+use crate::file_list::FileList;
 use crate::mem::Mem;
 use crate::options::WriteOptions;
 use crate::write::backpressure::{Paces, Unnotified};
@@ -116,6 +117,10 @@ pub(crate) enum Request {
     Clear(u32),
     /// Make durable all that was submitted before.
     Sync,
+    /// Begin new memtables, if the present ones hold anything and the disk has space for a log.
+    SwitchMemtables,
+    /// Say which files hold the database now. The answer is put there.
+    ListFiles(Rc<RefCell<Option<Result<FileList>>>>),
 }
 
 /// A request and its result.
@@ -129,7 +134,7 @@ impl Pending {
     pub fn clears(&self) -> Option<u32> {
         match self.request {
             Request::Clear(family) => Some(family),
-            Request::Batch { .. } | Request::Sync => None,
+            _ => None,
         }
     }
 }

@@ -28,6 +28,7 @@ use rocksfmt::{FileName, GroupEnd, LOG_BLOCK_BYTES, LogStart, LogWriter};
 
 use crate::durability::Durability;
 use crate::error::{Error, Kind, Result};
+use crate::file_list::FilePrefix;
 use crate::write::insist;
 
 /// How to create a log.
@@ -192,6 +193,12 @@ impl WalWriter {
     /// The number in the file's name.
     pub fn number(&self) -> u64 {
         self.number
+    }
+
+    /// Its number, and its length after the last group.
+    pub fn written(&self) -> FilePrefix {
+        let bytes = Some(self.log.position() - self.group.len() as u64);
+        FilePrefix { number: self.number, bytes }
     }
 
     /// The file.

@@ -253,7 +253,7 @@ impl Writer {
         self.request(Request::Sync)
     }
 
-    fn request(&self, request: Request) -> Result<Written> {
+    pub(crate) fn request(&self, request: Request) -> Result<Written> {
         let state = &*self.0;
         state.check_open()?;
         let done = Rc::new(Done::default());

@@ -9,7 +9,7 @@ use crate::common::{DRIVER, Model, compare, fresh_dir, key, ldb, on_one_core, wr
 use lsm::{BatchWriter, Compression, Db, Durability, IterOptions, Kind, OpenOptions, WriteOptions};
 use reactor::{Core, RuntimeConfig};
 
-fn rocksdb_scan(dir: &Path) -> Model {
+pub fn rocksdb_scan(dir: &Path) -> Model {
     let unhex = |text: &str| -> Vec<u8> {
         let digits = text.trim().trim_start_matches("0x");
         let byte = |at| u8::from_str_radix(&digits[at..at + 2], 16).unwrap();

@@ -373,6 +373,11 @@ impl ManifestReplay {
         family.apply_blobs(edit.new_blob_files, edit.blob_garbage)
     }
 
+    /// Logs below this number are not needed.
+    pub fn min_log_number_to_keep(&self) -> u64 {
+        self.min_log_number_to_keep
+    }
+
     /// The largest sequence in the records so far.
     pub fn last_sequence(&self) -> u64 {
         self.last_sequence.unwrap_or(0)

@@ -162,6 +162,14 @@ impl Properties {
         self.raw.iter().map(|(k, v)| (k.as_slice(), v.as_slice()))
     }
 
+    /// The identity of the process that wrote the file: with the file's number it names the file
+    /// among all files of all databases. `None` in files of writers that state none.
+    pub fn session(&self) -> Option<&str> {
+        let session = std::str::from_utf8(self.get(b"rocksdb.creating.session.identity")?).ok()?;
+        let is_name = session.bytes().all(|byte| byte.is_ascii_alphanumeric());
+        (is_name && (1..=64).contains(&session.len())).then_some(session)
+    }
+
     /// One property by name.
     pub fn get(&self, name: &[u8]) -> Option<&[u8]> {
         self.raw.get(name).map(Vec::as_slice)

@@ -1,0 +1,26 @@
+//! Which files hold a database at one moment.
+
+use std::path::PathBuf;
+
+/// The beginning of a file of the database.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FilePrefix {
+    /// The number in its name.
+    pub number: u64,
+    /// Its length; all of it if this is `None`.
+    pub bytes: Option<u64>,
+}
+
+/// The files that hold a database at one moment: a MANIFEST, the tables and blob files that it
+/// names, and logs. Logs and MANIFEST may be written to after that moment, so their lengths count.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FileList {
+    /// The directory of the database.
+    pub directory: PathBuf,
+    /// The last sequence number.
+    pub sequence: u64,
+    /// The MANIFEST.
+    pub manifest: FilePrefix,
+    /// The logs that hold writes that are in no table, in order.
+    pub logs: Vec<FilePrefix>,
+}
