@@ -65,8 +65,8 @@ pub(crate) struct DbState {
     pub next_file: AtomicU64,
     /// Obsolete table files that new tables are written over.
     pub recycled_tables: RecycledTables,
-    /// For each core, the oldest sequence that its snapshots need, or [`NO_SNAPSHOT`].
-    pub snapshots: ArcSwap<Vec<Arc<AtomicU64>>>,
+    /// For each reader, the sequences of its snapshots; [`NO_SNAPSHOT`] in unused places.
+    pub snapshots: ArcSwap<Vec<Arc<[AtomicU64]>>>,
     pub options: OpenOptions,
     pub path: PathBuf,
     /// The logs hold records after the last one that was recovered: see
@@ -163,14 +163,20 @@ impl Db {
         }
     }
 
-    /// The sequence number that the oldest snapshot of any core reads at, or the visible one. Of
-    /// two versions of a key that are not newer than it, no reader sees the older one.
-    pub(crate) fn oldest_seen(&self) -> u64 {
+    /// The sequence numbers that readers may read at, ascending: those of all snapshots of all
+    /// cores, and the visible one. Later readers read at the visible one or later. Of two versions
+    /// of a key, no reader sees the older one if none of these is between them.
+    pub(crate) fn readable(&self) -> Vec<u64> {
         // In this order: a snapshot that is not registered yet will read at this or later.
         let visible = self.0.sequence.load(Ordering::SeqCst);
-        let snapshots = self.0.snapshots.load();
-        let oldest = snapshots.iter().map(|held| held.load(Ordering::SeqCst)).min();
-        oldest.unwrap_or(NO_SNAPSHOT).min(visible)
+        let mut all = vec![visible];
+        for held in self.0.snapshots.load().iter() {
+            all.extend(held.iter().map(|held| held.load(Ordering::SeqCst)));
+        }
+        all.retain(|&sequence| sequence != NO_SNAPSHOT);
+        all.sort_unstable();
+        all.dedup();
+        all
     }
 
     /// The largest sequence number that is visible now. To read at it, a caller needs a version

@@ -24,6 +24,7 @@
 
 #![forbid(unsafe_code)]
 
+mod compaction_filter;
 mod copy;
 mod db;
 mod durability;
@@ -31,6 +32,7 @@ mod error;
 mod file_list;
 mod inspect;
 mod mem;
+mod merge_operator;
 mod mutant;
 mod open;
 mod options;
@@ -42,6 +44,7 @@ mod table_memory;
 mod version;
 mod write;
 
+pub use compaction_filter::{CompactionFilter, FilterDecision};
 pub use copy::backup::create::CreatedBackup;
 pub use copy::backup::meta::{Backup, BackupFile};
 pub use copy::backup::restore::RestoredBackup;
@@ -55,6 +58,7 @@ pub use error::{Error, Kind, Result};
 pub use file_list::{FileList, FilePrefix};
 pub use inspect::check::{CheckReport, Damage, check};
 pub use inspect::stat::{FamilyStat, LevelStat, Stat};
+pub use merge_operator::MergeOperator;
 #[cfg(feature = "mutants")]
 pub use mutant::set_mutant;
 pub use open::outside::outside;

@@ -6,8 +6,10 @@ use std::sync::Arc;
 use fs::SharedFile;
 use rocksfmt::{Comparator, FileMeta, KEY_TRAILER_BYTES, RangeTombstones};
 
+use crate::compaction_filter::CompactionFilter;
 use crate::error::{Error, Kind, Result};
 use crate::mem::Mem;
+use crate::merge_operator::FamilyMerge;
 use crate::table::Table;
 
 /// One level: the slots of its tables, and their largest keys side by side for searching.
@@ -82,8 +84,9 @@ pub(crate) struct Family {
     pub levels: Vec<Level>,
     /// Open blob files by number, sorted.
     pub blobs: Vec<(u64, Arc<BlobFile>)>,
-    /// The name of its merge operator, if known.
-    pub merge_operator: String,
+    pub merge: FamilyMerge,
+    /// Changes values when tables are merged.
+    pub filter: Option<Arc<dyn CompactionFilter>>,
 }
 
 /// A file of a version: open, or known to be damaged.

@@ -399,7 +399,8 @@ mod tests {
             mems: Vec::new(),
             levels: Vec::new(),
             blobs: Vec::new(),
-            merge_operator: String::new(),
+            merge: Default::default(),
+            filter: None,
         };
         let found = Found {
             path: Path::new("/x"),

@@ -18,9 +18,11 @@ use fs::{Dir, DirEntry, LockGuard};
 use reactor::{Class, Core};
 use rocksfmt::{ColumnFamily, Comparator, FileMeta, FileName, ManifestState};
 
+use crate::compaction_filter;
 use crate::db::{Db, DbState, NOT_COUNTED};
 use crate::error::{Error, Kind, Result};
 use crate::mem::Mem;
+use crate::merge_operator::FamilyMerge;
 use crate::open::directory;
 use crate::open::gate::{self, Consent, Found};
 use crate::open::recover;
@@ -87,10 +89,13 @@ impl<'a> Loader<'a> {
         let logs_at = directory::logs_at(core, dir, &stored_options, &manifest).await?;
         let plan = self.plan(&manifest, &entries, &stored_options)?;
         let (mut recovered, is_long) = self.replay_logs(&plan, &manifest).await?;
-        let Families { families, tables, unreadable_blobs } =
+        let Families { mut families, tables, unreadable_blobs } =
             self.families(&manifest, &plan, &stored_options, &mut recovered).await;
         let table_memory = TableMemory::new(self.options.memory_bytes);
         let slots = self.open_tables(&plan, tables, &table_memory).await?;
+        for family in &mut families {
+            family.merge = merge_operator(family, &slots, &stored_options);
+        }
         let last_sequence = manifest.last_sequence.max(recovered.last_sequence);
         if let Some(consent) = self.consent {
             let prepared = match stored_options.db("allow_2pc") {
@@ -211,8 +216,7 @@ impl<'a> Loader<'a> {
                 }
                 levels.push(level);
             }
-            let merge_operator =
-                stored_options.family(&family.name, "merge_operator").unwrap_or("an unknown name");
+            let filter = stored_options.family(&family.name, "compaction_filter");
             all.families.push(Family {
                 id: family.id,
                 name: family.name.clone(),
@@ -222,7 +226,9 @@ impl<'a> Loader<'a> {
                 mems,
                 levels,
                 blobs: open_blobs(self.dir, family, plan, &mut all.unreadable_blobs).await,
-                merge_operator: merge_operator.to_owned(),
+                // The tables are not open yet.
+                merge: FamilyMerge::default(),
+                filter: filter.and_then(compaction_filter::built_in),
             });
         }
         self.warnings.extend(all.unreadable_blobs.iter().cloned());
@@ -291,6 +297,18 @@ fn refusal(family: &ColumnFamily, stored_options: &StoredOptions) -> Option<Erro
     }
     let meaning = stored_options.refuses_reading(&family.name)?;
     Some(Error::new(Kind::Unsupported, meaning))
+}
+
+/// The merge operator of a family.
+fn merge_operator(family: &Family, slots: &[Slot], stored_options: &StoredOptions) -> FamilyMerge {
+    let own = family.levels.iter().flat_map(|level| &level.slots);
+    let tables = own.filter_map(|&slot| match &slots[slot as usize] {
+        Slot::Open(table) => Some(&table.properties),
+        Slot::Broken { .. } | Slot::Free => None,
+    });
+    let named = tables.map(|table| (&table.merge_operator[..], table.num_merge_operands > 0));
+    let option = stored_options.family(&family.name, "merge_operator");
+    FamilyMerge::find(option, stored_options.is_older(), named)
 }
 
 /// The logs do not fit in the memory of an opening for reading.

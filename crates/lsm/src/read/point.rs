@@ -411,14 +411,8 @@ fn meaning(family: &Family, packed: u64, value: Value) -> Result<Option<Answer>>
             Some(Answer::Value(value.part(0..len)))
         }
         ValueType::Merge => {
-            return Err(Error::new(
-                Kind::Unsupported,
-                format!(
-                    "column family {}: cannot serve a merge operand: the merge operator {} is \
-                     not built in",
-                    family.name, family.merge_operator,
-                ),
-            ));
+            family.merge.operator(&family.name)?;
+            return Err(Error::new(Kind::Unsupported, "a merge operand"));
         }
         other => {
             return Err(Error::new(

@@ -1,7 +1,5 @@
 //! Snapshots: registered, limited in number and in lifetime.
 
-use std::cell::{Cell, RefCell};
-use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -20,74 +18,54 @@ const LIFETIME_NS: u64 = 3_600_000_000_000;
 pub(crate) struct Registry {
     core: Core,
     db: Db,
-    /// Sequences held, each with its number of snapshots.
-    held: RefCell<BTreeMap<u64, usize>>,
-    count: Cell<usize>,
-    /// The smallest held sequence. The writer loads it before it drops older versions.
-    oldest: Arc<AtomicU64>,
+    /// The sequence of each snapshot, or [`NO_SNAPSHOT`]. The writer loads them before it drops
+    /// versions; see [`Db::readable`].
+    held: Arc<[AtomicU64]>,
 }
 
 impl Registry {
     pub fn new(core: &Core, db: &Db) -> Rc<Registry> {
-        let oldest = Arc::new(AtomicU64::new(NO_SNAPSHOT));
+        let held: Arc<[AtomicU64]> =
+            (0..SNAPSHOTS_MAX).map(|_| AtomicU64::new(NO_SNAPSHOT)).collect();
         db.0.snapshots.rcu(|all| {
-            // Entries of dropped readers are not needed.
-            let live = all.iter().filter(|other| Arc::strong_count(other) > 1 || is_held(other));
-            let mut all: Vec<_> = live.cloned().collect();
-            all.push(oldest.clone());
-            all
+            // Entries of dropped readers are not needed: their snapshots are gone, too.
+            let live = all.iter().filter(|other| Arc::strong_count(other) > 1);
+            live.chain([&held]).cloned().collect::<Vec<_>>()
         });
-        let (held, count) = (RefCell::default(), Cell::new(0));
-        Rc::new(Registry { core: core.clone(), db: db.clone(), held, count, oldest })
+        Rc::new(Registry { core: core.clone(), db: db.clone(), held })
     }
 
     pub fn take(this: &Rc<Registry>) -> Result<Snapshot> {
-        if this.count.get() >= SNAPSHOTS_MAX {
+        let is_free = |held: &AtomicU64| held.load(Ordering::Relaxed) == NO_SNAPSHOT;
+        let Some(at) = this.held.iter().position(is_free) else {
             return Err(Error::new(
                 Kind::Expired,
                 format!("cannot take a snapshot: this core already holds {SNAPSHOTS_MAX}"),
             ));
-        }
-        // First forbid all drops, then load the visible sequence. So the writer either sees the 0,
-        // or `sequence` is no newer than the oldest one that the writer used.
-        if this.count.get() == 0 {
-            this.oldest.store(0, Ordering::SeqCst);
-        }
-        let sequence = this.db.0.sequence.load(Ordering::SeqCst);
-        *this.held.borrow_mut().entry(sequence).or_insert(0) += 1;
-        this.count.set(this.count.get() + 1);
-        this.tell();
-        let until_ns = this.core.now_ns().saturating_add(LIFETIME_NS);
-        let clears = this.db.0.clears.load(Ordering::SeqCst);
-        Ok(Snapshot { registry: this.clone(), sequence, until_ns, clears })
-    }
-
-    fn release(&self, sequence: u64) {
-        let mut held = self.held.borrow_mut();
-        if let Some(count) = held.get_mut(&sequence) {
-            *count -= 1;
-            if *count == 0 {
-                held.remove(&sequence);
+        };
+        // First tell the sequence, then check that it is still the visible one. So a writer that
+        // does not see it has loaded a visible sequence that is not newer, and keeps what is
+        // visible at it. The loop repeats only when a group was published meanwhile.
+        let visible = &this.db.0.sequence;
+        let mut sequence = visible.load(Ordering::SeqCst);
+        loop {
+            this.held[at].store(sequence, Ordering::SeqCst);
+            match visible.load(Ordering::SeqCst) {
+                same if same == sequence => break,
+                newer => sequence = newer,
             }
         }
-        drop(held);
-        self.count.set(self.count.get() - 1);
-        self.tell();
+        let until_ns = this.core.now_ns().saturating_add(LIFETIME_NS);
+        let clears = this.db.0.clears.load(Ordering::SeqCst);
+        Ok(Snapshot { registry: this.clone(), at, sequence, until_ns, clears })
     }
-
-    fn tell(&self) {
-        let oldest = self.held.borrow().keys().next().copied().unwrap_or(NO_SNAPSHOT);
-        self.oldest.store(oldest, Ordering::SeqCst);
-    }
-}
-
-fn is_held(oldest: &AtomicU64) -> bool {
-    oldest.load(Ordering::SeqCst) != NO_SNAPSHOT
 }
 
 /// The state that was visible at one moment, for up to an hour. Dropping it releases it.
 pub struct Snapshot {
     registry: Rc<Registry>,
+    /// Its place in [`Registry::held`].
+    at: usize,
     sequence: u64,
     until_ns: u64,
     clears: u64,
@@ -108,6 +86,6 @@ impl Snapshot {
 
 impl Drop for Snapshot {
     fn drop(&mut self) {
-        self.registry.release(self.sequence);
+        self.registry.held[self.at].store(NO_SNAPSHOT, Ordering::SeqCst);
     }
 }

@@ -12,15 +12,16 @@
 
 use std::sync::Arc;
 
-use rocksfmt::{FileMeta, VersionEdit, unpack};
+use rocksfmt::{FileMeta, RangeTombstones, VersionEdit};
 
 use crate::error::{Error, Kind, Result};
 use crate::mem::{Mem, MemCursor, split};
+use crate::merge_operator::merge_bytes_max;
 use crate::mutant::mutant;
 use crate::table::Table;
 use crate::version::{Family, Level, Version};
+use crate::write::compaction_iter::{Around, CompactionIter, Place, Rules};
 use crate::write::job::{self, ENTRIES_AT_ONCE, Job, JobCore};
-use crate::write::keep::Keep;
 use crate::write::pace::{Pace, Paced};
 use crate::write::retry::Task;
 use crate::write::state::{Generation, WriteState};
@@ -280,29 +281,32 @@ pub(crate) async fn table(job: &Job, family: &Family, mem: &Mem, pace: &Pace) ->
     let mut cursor = MemCursor::new(mem);
     let mut more = cursor.seek_to_first(mem);
     let mut added = 0;
-    let mut last: Vec<u8> = Vec::new();
-    let mut keep = Keep::new(job.db.oldest_seen());
+    let mut around = AroundMem(mem.tombstones());
+    let mut iter = CompactionIter::new(Rules {
+        snapshots: job.db.readable(),
+        place: Place::Flush,
+        merge_operator: family.merge.certain(),
+        merge_bytes: merge_bytes_max(&job.core),
+        filter: None,
+    });
     while more {
-        let key = cursor.key(mem);
-        let (user, packed) = split(key);
-        if user != split(&last).0 {
-            keep.begin_key(0, false);
+        let (user, packed) = split(cursor.key(mem));
+        let value = cursor.value(mem);
+        let value = value.as_ref().map_or(&b""[..], |value| mem.value(value));
+        iter.push(&mut around, user, packed, value)?;
+        while let Some(output) = iter.next(value) {
+            writer.add(output.key, output.value).await?;
+            paced.done(&job.core, (output.key.len() + output.value.len()) as u64).await;
         }
-        let (sequence, kind) = unpack(packed);
-        // A log that was replayed twice gives the same entry twice.
-        if key != &last[..] && keep.stays(sequence, kind) {
-            let value = cursor.value(mem);
-            let value = value.as_ref().map_or(&b""[..], |value| mem.value(value));
-            writer.add(key, value).await?;
-            paced.done(&job.core, (key.len() + value.len()) as u64).await;
-        }
-        last.clear();
-        last.extend_from_slice(key);
         more = cursor.next(mem);
         added += 1;
         if added % ENTRIES_AT_ONCE == 0 {
             job.core.checkpoint().await;
         }
+    }
+    iter.finish(&mut around);
+    while let Some(output) = iter.next(b"") {
+        writer.add(output.key, output.value).await?;
     }
     if let Some(tombstones) = mem.tombstones() {
         for (start, end, sequence) in tombstones.iter() {
@@ -310,4 +314,21 @@ pub(crate) async fn table(job: &Job, family: &Family, mem: &Mem, pace: &Pace) ->
         }
     }
     writer.finish(0).await
+}
+
+/// The range tombstones of a memtable.
+struct AroundMem<'a>(Option<&'a RangeTombstones>);
+
+impl Around for AroundMem<'_> {
+    fn exists_below(&mut self, _: &[u8]) -> bool {
+        true
+    }
+
+    fn has_tombstones(&self) -> bool {
+        self.0.is_some()
+    }
+
+    fn covered(&mut self, user_key: &[u8], at: u64) -> u64 {
+        self.0.map_or(0, |tombstones| tombstones.max_sequence(user_key, at))
+    }
 }

@@ -1,6 +1,6 @@
 //! Merging the inputs of a compaction into new tables: the job that runs on another core.
 //!
-//! Of the versions of a key, those that a reader may still see are kept (`keep.rs`). A file's range
+//! Of the versions of a key, those that a reader may still see are kept (`compaction_iter`). A file's range
 //! tombstones apply within its bounds only: they are truncated to the bounds of the file they come
 //! from, and to those of the files that the merge makes.
 
@@ -9,9 +9,10 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use rocksfmt::{Comparator, InternalKey, KEY_TRAILER_BYTES, SENTINEL_PACKED, unpack};
+use rocksfmt::{Comparator, InternalKey, SENTINEL_PACKED};
 
 use crate::error::{Error, Kind, Result};
+use crate::merge_operator::merge_bytes_max;
 use crate::read::ahead::WINDOW_MAX;
 use crate::read::level_iter::{Bounds, LevelIter};
 use crate::read::reader::Reader;
@@ -19,8 +20,8 @@ use crate::read::walk::{Direction, Position};
 use crate::table::Table;
 use crate::version::{Family, Version, user_key};
 use crate::write::blob_garbage::BlobMeter;
+use crate::write::compaction_iter::{Around, CompactionIter, KeysBelow, Place, Rules};
 use crate::write::job::{self, ENTRIES_AT_ONCE, Job};
-use crate::write::keep::Keep;
 use crate::write::merge_plan::{Plan, Zone};
 use crate::write::pace::{Pace, Paced};
 use crate::write::table_writer::{TableWriter, file_bytes};
@@ -74,7 +75,8 @@ pub(crate) async fn merge(
     };
     let slots = || inputs.level0.iter().chain(&inputs.level1).copied();
     let covering: Vec<u32> = slots().filter(|&slot| version.tombstones(slot).is_some()).collect();
-    let oldest = job.db.oldest_seen();
+    let snapshots = job.db.readable();
+    let oldest = snapshots[0];
     let mut output = Output::new(job, family, &inputs.stays);
     output.epoch = inputs.level0.iter().map(|&slot| version.meta(slot).epoch).min().unwrap_or(0);
     for slot in &covering {
@@ -88,36 +90,38 @@ pub(crate) async fn merge(
     if let Err(error) = merging.regain().await {
         return unread(merging.first().map_or(0, LevelIter::slot), error).await;
     }
-    let mut key: Vec<u8> = Vec::new();
-    let mut keep = Keep::new(oldest);
+    let is_bottommost = !inputs.deeper && inputs.stays.is_empty();
+    let mut around = AroundInputs {
+        version,
+        covering: &covering,
+        stays: &inputs.stays,
+        below: KeysBelow::new(version, family, 1),
+        comparator,
+    };
+    let mut iter = CompactionIter::new(Rules {
+        snapshots,
+        place: if is_bottommost { Place::Bottommost } else { Place::Level },
+        merge_operator: family.merge.certain(),
+        merge_bytes: merge_bytes_max(&job.core),
+        filter: family.filter.clone(),
+    });
     let mut steps = 0;
     while let Some(source) = merging.first() {
-        let packed = source.packed();
-        let (sequence, kind) = unpack(packed);
-        let user = source.user_key();
-        if key.len() != user.len() + KEY_TRAILER_BYTES || !key.starts_with(user) {
-            output.begin_key(user).await?;
-            let tombstones = covering.iter().filter_map(|&slot| version.tombstones(slot));
-            let covered = tombstones.map(|set| set.max_sequence(user, oldest)).max();
-            keep.begin_key(covered.unwrap_or(0), !inputs.deeper && !output.stays);
-        }
-        key.clear();
-        key.extend_from_slice(user);
-        key.extend_from_slice(&packed.to_le_bytes());
         let value = source.value();
-        output.blobs.comes_in(&key, &value);
-        if keep.stays(sequence, kind)
-            && let Err(error) = output.add(&key, &value).await
-        {
+        let slot = source.slot();
+        if let Err(error) = iter.push(&mut around, source.user_key(), source.packed(), &value) {
+            return unread(slot, error).await;
+        }
+        output.blobs.comes_in(iter.input_key(), &value);
+        if let Err(error) = output.add_all(&mut iter, &value).await {
             return match error.kind() {
                 // The input's checksums hold, but it is not in order.
-                Kind::Corruption | Kind::Unsupported => unread(source.slot(), error).await,
+                Kind::Corruption | Kind::Unsupported => unread(slot, error).await,
                 _ => Err(error),
             };
         }
-        let bytes = (key.len() + value.len()) as u64;
+        let bytes = (iter.input_key().len() + value.len()) as u64;
         done.fetch_add(bytes, Ordering::Relaxed);
-        let slot = source.slot();
         if let Err(error) = merging.step().await {
             return unread(merging.first().map_or(slot, LevelIter::slot), error).await;
         }
@@ -127,7 +131,40 @@ pub(crate) async fn merge(
             job.core.checkpoint().await;
         }
     }
+    iter.finish(&mut around);
+    output.add_all(&mut iter, b"").await?;
     output.finish().await.map(Merged::Tables)
+}
+
+/// The data around the inputs of a merge.
+struct AroundInputs<'a> {
+    version: &'a Version,
+    /// Slots of the inputs with range tombstones.
+    covering: &'a [u32],
+    /// Keys that stay in level 0, above older versions that are left alone.
+    stays: &'a [Zone],
+    below: KeysBelow<'a>,
+    comparator: Comparator,
+}
+
+impl Around for AroundInputs<'_> {
+    fn exists_below(&mut self, user_key: &[u8]) -> bool {
+        let order = self.comparator;
+        let has_key = |zone: &Zone| {
+            zone.from.as_ref().is_none_or(|from| order.cmp_user(from, user_key).is_le())
+                && zone.to.as_ref().is_none_or(|to| order.cmp_user(user_key, to).is_lt())
+        };
+        self.stays.iter().any(has_key) || self.below.may_have(user_key)
+    }
+
+    fn has_tombstones(&self) -> bool {
+        !self.covering.is_empty()
+    }
+
+    fn covered(&mut self, user_key: &[u8], at: u64) -> u64 {
+        let all = self.covering.iter().filter_map(|&slot| self.version.tombstones(slot));
+        all.map(|tombstones| tombstones.max_sequence(user_key, at)).max().unwrap_or(0)
+    }
 }
 
 /// An iterator at the first entry of each input: each file of level 0, and all of level 1.
@@ -329,6 +366,17 @@ impl<'a> Output<'a> {
             self.start.clone_from(&zone.to);
             self.stays = false;
             self.zone += 1;
+        }
+        Ok(())
+    }
+
+    /// Adds the outputs of the entry that was pushed last.
+    async fn add_all(&mut self, iter: &mut CompactionIter, value: &[u8]) -> Result<()> {
+        while let Some(output) = iter.next(value) {
+            if output.begins_key {
+                self.begin_key(user_key(output.key)).await?;
+            }
+            self.add(output.key, output.value).await?;
         }
         Ok(())
     }

@@ -5,7 +5,8 @@
 //! - `commit` writes groups to the log (`wal_writer`) and to the memtables.
 //! - `flush` and `compaction` write tables and change the MANIFEST (`manifest_turn`,
 //!   `manifest_writer`). Their work runs as a `job` on other cores (`merge`, `table_writer`);
-//!   `merge_plan` and `keep` decide what is merged and which versions are kept, and are pure.
+//!   `merge_plan` and `compaction_iter` decide what is merged and which versions are kept, and are
+//!   pure.
 //! - `backpressure` is the law by which writes wait (`pace` is its rate); `retry` tries again after
 //!   failures; `quarantine` lists damaged tables; `obsolete` removes and recycles files.
 //! - `bulk_load` writes tables without the log.
@@ -22,10 +23,10 @@ pub(crate) mod blob_garbage;
 pub(crate) mod bulk_load;
 pub(crate) mod commit;
 pub(crate) mod compaction;
+pub(crate) mod compaction_iter;
 pub(crate) mod flush;
 pub(crate) mod insist;
 pub(crate) mod job;
-pub(crate) mod keep;
 pub(crate) mod live_files;
 pub(crate) mod manifest_turn;
 pub(crate) mod manifest_writer;

@@ -4,6 +4,7 @@ use fs::FileWriter;
 use rocksfmt::{BlobIndex, FileMeta, FileName, SstBuilder, SstOptions, ValueType, unpack};
 
 use crate::error::{Error, Result};
+use crate::merge_operator::MergeOperator;
 use crate::table::Table;
 use crate::version::Family;
 use crate::write::job::Job;
@@ -81,6 +82,11 @@ impl<'a> TableWriter<'a> {
     /// Completes the file, makes it durable and opens it. The caller makes its name durable.
     pub async fn finish(mut self, epoch: u64) -> Result<Table> {
         let io = |e: std::io::Error| Error::io(&self.name, &e);
+        let merge = &self.family.merge;
+        let of_operands = merge.operator.as_ref().filter(|_| self.builder.merges() > 0);
+        if let Some(class) = merge.class.as_deref().or(of_operands.map(MergeOperator::name)) {
+            self.builder.names_merge_operator(class);
+        }
         let (rest, meta) = self.builder.finish();
         self.file.append(&rest).await.map_err(io)?;
         self.file.finish().await.map_err(io)?;

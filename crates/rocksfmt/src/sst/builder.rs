@@ -89,6 +89,7 @@ pub struct SstBuilder {
     entries: u64,
     deletions: u64,
     merges: u64,
+    merge_operator: String,
     data_blocks: u64,
     raw_key_bytes: u64,
     raw_value_bytes: u64,
@@ -115,6 +116,7 @@ impl SstBuilder {
             entries: 0,
             deletions: 0,
             merges: 0,
+            merge_operator: "nullptr".to_owned(),
             data_blocks: 0,
             raw_key_bytes: 0,
             raw_value_bytes: 0,
@@ -164,6 +166,16 @@ impl SstBuilder {
             self.end_data_block();
         }
         Ok(())
+    }
+
+    /// The number of merge operands so far.
+    pub fn merges(&self) -> u64 {
+        self.merges
+    }
+
+    /// Sets the class name of the merge operator, for the properties.
+    pub fn names_merge_operator(&mut self, class: &str) {
+        self.merge_operator = class.to_owned();
     }
 
     /// Adds a range tombstone, in any order: it deletes entries from `start` to `end`, exclusive,
@@ -389,7 +401,7 @@ impl SstBuilder {
         text("rocksdb.compression", compression.name());
         text("rocksdb.block.based.table.whole.key.filtering", "1");
         text("rocksdb.block.based.table.prefix.filtering", "0");
-        text("rocksdb.merge.operator", "nullptr");
+        text("rocksdb.merge.operator", &self.merge_operator);
         text("rocksdb.prefix.extractor.name", "nullptr");
         text("rocksdb.property.collectors", "[]");
         if filter.is_some() {

@@ -184,7 +184,8 @@ impl Levels {
             mems: Vec::new(),
             levels,
             blobs: Vec::new(),
-            merge_operator: String::new(),
+            merge: Default::default(),
+            filter: None,
         };
         Version { families: vec![family], slots, epoch: 0 }
     }
