@@ -41,6 +41,7 @@ mod recycled_tables;
 mod stored_options;
 mod table;
 mod table_memory;
+mod table_options;
 mod version;
 mod write;
 

@@ -11,6 +11,7 @@ use crate::error::{Error, Kind, Result};
 use crate::mem::Mem;
 use crate::merge_operator::FamilyMerge;
 use crate::table::Table;
+use crate::table_options::TableOptions;
 
 /// One level: the slots of its tables, and their largest keys side by side for searching.
 #[derive(Clone, Default)]
@@ -87,6 +88,8 @@ pub(crate) struct Family {
     pub merge: FamilyMerge,
     /// Changes values when tables are merged.
     pub filter: Option<Arc<dyn CompactionFilter>>,
+    /// How its tables are written.
+    pub table_options: Arc<TableOptions>,
 }
 
 /// A file of a version: open, or known to be damaged.

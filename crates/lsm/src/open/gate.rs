@@ -26,6 +26,7 @@ use rocksfmt::{FileName, ManifestState};
 use crate::error::{Error, Kind, Result};
 use crate::open::create::CURRENT_DRAFT;
 use crate::stored_options::{OLDEST, StoredOptions};
+use crate::table_options::TableOptions;
 use crate::version::{Family, Slot};
 
 /// Files that an interrupted creation of a database leaves, and `lost+found` of a file system's
@@ -292,6 +293,9 @@ impl Found<'_> {
         if says("compaction_filter_factory").is_some_and(|filter| filter.contains("BlobIndex")) {
             return Some(format!("column family {name} belongs to the old kind of BlobDB"));
         }
+        if let Err(what) = TableOptions::read(self.stored_options, name) {
+            return Some(what);
+        }
         if says("cf_allow_ingest_behind") == Some("true") {
             return Some(format!("cf_allow_ingest_behind reserves the last level of {name}"));
         }
@@ -401,6 +405,7 @@ mod tests {
             blobs: Vec::new(),
             merge: Default::default(),
             filter: None,
+            table_options: std::sync::Arc::default(),
         };
         let found = Found {
             path: Path::new("/x"),

@@ -33,6 +33,7 @@ use crate::recycled_tables::RecycledTables;
 use crate::stored_options::StoredOptions;
 use crate::table::Table;
 use crate::table_memory::TableMemory;
+use crate::table_options::TableOptions;
 use crate::version::{BlobFile, Family, Level, Slot, Version};
 
 /// Tables that are opened at the same time.
@@ -229,6 +230,10 @@ impl<'a> Loader<'a> {
                 // The tables are not open yet.
                 merge: FamilyMerge::default(),
                 filter: filter.and_then(compaction_filter::built_in),
+                // The gate refuses what cannot be obeyed; reading needs none of it.
+                table_options: Arc::new(
+                    TableOptions::read(stored_options, &family.name).unwrap_or_default(),
+                ),
             });
         }
         self.warnings.extend(all.unreadable_blobs.iter().cloned());

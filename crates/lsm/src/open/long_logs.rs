@@ -153,7 +153,7 @@ impl Pieces<'_> {
                 self.job.core.checkpoint().await;
             }
             let mem = Mem::Recovered(sorting.finish());
-            let table = flush::table(&self.job, family, &mem, &pace).await?;
+            let table = flush::table(&self.job, family, &mem, 0, &pace).await?;
             self.tables.borrow_mut().entry(id).or_default().push(table);
         }
         Ok(())
@@ -174,6 +174,7 @@ impl Pieces<'_> {
             log: None,
             next_log,
             last_sequence,
+            began: 0,
         };
         let mut tables = self.tables.take();
         // A family without tables no longer needs the logs either.

@@ -21,10 +21,11 @@ use crate::db::CfId;
 use crate::error::{Error, Kind, Result};
 use crate::mem::{Mem, MemCursor};
 use crate::table::Table;
+use crate::table_options::TablePlace;
 use crate::version::{Family, Level, Version, user_key};
 use crate::write::job::{ENTRIES_AT_ONCE, Job, MadeFiles};
 use crate::write::state::WriteState;
-use crate::write::table_writer::{TableWriter, file_bytes};
+use crate::write::table_writer::{NewTable, TableWriter, file_bytes};
 use crate::write::writer::Writer;
 
 impl Writer {
@@ -53,7 +54,8 @@ impl Writer {
             compression: state.options.compression,
             made: MadeFiles::default(),
         };
-        let mut load = Load::new(&job, version.family(family)?);
+        let family_now = version.family(family)?;
+        let mut load = Load::new(&job, family_now, bottom_level(state, family_now));
         let loaded = async {
             load.all(next).await?;
             install(state, family, &mut load.tables).await
@@ -74,11 +76,17 @@ struct Load<'a> {
     file: Option<TableWriter<'a>>,
     tables: Vec<Table>,
     entries: u64,
+    table: NewTable,
 }
 
 impl<'a> Load<'a> {
-    fn new(job: &'a Job, family: &'a Family) -> Load<'a> {
-        Load { job, family, file: None, tables: Vec::new(), entries: 0 }
+    fn new(job: &'a Job, family: &'a Family, level: usize) -> Load<'a> {
+        let table = NewTable {
+            place: TablePlace { level, base_level: 1, is_bottom: true },
+            bytes: file_bytes(job),
+            oldest_ancestor_time: job.core.unix_time_ms() / 1000,
+        };
+        Load { job, family, file: None, tables: Vec::new(), entries: 0, table }
     }
 
     async fn all(
@@ -98,14 +106,12 @@ impl<'a> Load<'a> {
                 return Err(Error::new(Kind::Unsupported, what));
             }
             key.extend_from_slice(&pack(0, ValueType::Value as u8).to_le_bytes());
-            if self.file.as_ref().is_some_and(|file| file.len() >= file_bytes(self.job)) {
+            if self.file.as_ref().is_some_and(|file| file.len() >= self.table.bytes) {
                 self.end_file().await?;
             }
             let file = match &mut self.file {
                 Some(file) => file,
-                none => none.insert(
-                    TableWriter::create(self.job, self.family, file_bytes(self.job)).await?,
-                ),
+                none => none.insert(TableWriter::create(self.job, self.family, self.table).await?),
             };
             file.add(&key, &value).await?;
             std::mem::swap(&mut key, &mut last);

@@ -31,7 +31,8 @@ const MEMTABLES_SMALL: usize = 1 << 20;
 
 /// Commits until writing ends. `log` is `None` if the disk had no space for one.
 pub(crate) async fn run(state: &Rc<WriteState>, log: Option<WalWriter>) {
-    let mut commit = Commit { state, log, keys: Some(0), live: new_memtables(state) };
+    let began = state.core.unix_time_ms() / 1000;
+    let mut commit = Commit { state, log, keys: Some(0), live: new_memtables(state), began };
     let mut group = Vec::new();
     // Records that recovery skipped after a gap must never become contiguous with new ones.
     let mut waits = state.options.durability == Durability::Power || state.db.0.leftovers;
@@ -124,6 +125,8 @@ struct Commit<'a> {
     keys: Option<i64>,
     /// The memtables that are written to, by column family.
     live: BTreeMap<u32, memtable::Writer>,
+    /// When these memtables began, in Unix seconds.
+    began: u64,
 }
 
 impl Commit<'_> {
@@ -306,7 +309,8 @@ impl Commit<'_> {
         let keys = self.keys.replace(0);
         let log = (durability == Durability::Process).then(|| log.into_file());
         let last_sequence = state.db.visible();
-        let generation = Generation { mems, log_number, keys, log, next_log, last_sequence };
+        let began = std::mem::replace(&mut self.began, state.core.unix_time_ms() / 1000);
+        let generation = Generation { mems, log_number, keys, log, next_log, last_sequence, began };
         state.flushes.waiting.borrow_mut().push_back(generation);
         state.paces.note_fill(state.core.now_ns());
         state.set_paces();

@@ -19,13 +19,14 @@ use crate::mem::{Mem, MemCursor, split};
 use crate::merge_operator::merge_bytes_max;
 use crate::mutant::mutant;
 use crate::table::Table;
+use crate::table_options::TablePlace;
 use crate::version::{Family, Level, Version};
 use crate::write::compaction_iter::{Around, CompactionIter, Place, Rules};
 use crate::write::job::{self, ENTRIES_AT_ONCE, Job, JobCore};
 use crate::write::pace::{Pace, Paced};
 use crate::write::retry::Task;
 use crate::write::state::{Generation, WriteState};
-use crate::write::table_writer::TableWriter;
+use crate::write::table_writer::{NewTable, TableWriter};
 
 /// Time that the first generation, which was recovered, gets after writing has ended, in
 /// nanoseconds. Without it a process that opens, writes little and closes would leave more logs
@@ -126,8 +127,8 @@ async fn generation_to_tables(
             continue;
         }
         let (version, own) = (state.db.version(), mems.clone());
-        let pace = state.paces.flush.clone();
-        let work = async move |job: Job| tables(&job, &version, id, &own, &pace).await;
+        let (began, pace) = (generation.began, state.paces.flush.clone());
+        let work = async move |job: Job| tables(&job, &version, id, &own, began, &pace).await;
         let grace_ns = if state.flushes.done.get() == 0 { FIRST_GRACE_NS } else { 0 };
         match job::run(state, JobCore::Flush, grace_ns, work).await {
             Ok(Some(tables)) => all.push(Flushed { id, mems, tables }),
@@ -254,12 +255,14 @@ fn is_cleared(state: &WriteState, generation: &Generation, id: u32) -> bool {
     state.cleared.borrow().get(&id).is_some_and(|&first_log| first_log >= generation.next_log)
 }
 
-/// Writes each memtable of a family to a table, the oldest first.
+/// Writes each memtable of a family to a table, the oldest first. The first of their entries was
+/// written at `began`, in Unix seconds.
 async fn tables(
     job: &Job,
     version: &Version,
     id: u32,
     mems: &[Arc<Mem>],
+    began: u64,
     pace: &Pace,
 ) -> Result<Vec<Table>> {
     let mut tables = Vec::new();
@@ -268,16 +271,24 @@ async fn tables(
     };
     for mem in mems.iter().rev() {
         if has_entries(mem) {
-            tables.push(table(job, family, mem, pace).await?);
+            tables.push(table(job, family, mem, began, pace).await?);
         }
     }
     Ok(tables)
 }
 
 /// Writes a memtable to a table and opens it. Versions that no reader can see are omitted.
-pub(crate) async fn table(job: &Job, family: &Family, mem: &Mem, pace: &Pace) -> Result<Table> {
+pub(crate) async fn table(
+    job: &Job,
+    family: &Family,
+    mem: &Mem,
+    oldest_ancestor_time: u64,
+    pace: &Pace,
+) -> Result<Table> {
     let mut paced = Paced::new(pace);
-    let mut writer = TableWriter::create(job, family, mem.memory() as u64).await?;
+    let bytes = mem.memory() as u64;
+    let table = NewTable { place: TablePlace::FLUSH, bytes, oldest_ancestor_time };
+    let mut writer = TableWriter::create(job, family, table).await?;
     let mut cursor = MemCursor::new(mem);
     let mut more = cursor.seek_to_first(mem);
     let mut added = 0;

@@ -18,13 +18,14 @@ use crate::read::level_iter::{Bounds, LevelIter};
 use crate::read::reader::Reader;
 use crate::read::walk::{Direction, Position};
 use crate::table::Table;
+use crate::table_options::TablePlace;
 use crate::version::{Family, Version, user_key};
 use crate::write::blob_garbage::BlobMeter;
 use crate::write::compaction_iter::{Around, CompactionIter, KeysBelow, Place, Rules};
 use crate::write::job::{self, ENTRIES_AT_ONCE, Job};
 use crate::write::merge_plan::{Plan, Zone};
 use crate::write::pace::{Pace, Paced};
-use crate::write::table_writer::{TableWriter, file_bytes};
+use crate::write::table_writer::{NewTable, TableWriter, file_bytes};
 
 /// The blocks that a merge holds may take this part of a core's memory.
 pub(crate) const MEMORY_SHARE: u64 = 2;
@@ -77,7 +78,13 @@ pub(crate) async fn merge(
     let covering: Vec<u32> = slots().filter(|&slot| version.tombstones(slot).is_some()).collect();
     let snapshots = job.db.readable();
     let oldest = snapshots[0];
-    let mut output = Output::new(job, family, &inputs.stays);
+    let times = slots().map(|slot| version.meta(slot).oldest_ancestor_time);
+    let table = NewTable {
+        place: TablePlace { level: 1, base_level: 1, is_bottom: !inputs.deeper },
+        bytes: file_bytes(job),
+        oldest_ancestor_time: times.filter(|&time| time > 0).min().unwrap_or(0),
+    };
+    let mut output = Output::new(job, family, &inputs.stays, table);
     output.epoch = inputs.level0.iter().map(|&slot| version.meta(slot).epoch).min().unwrap_or(0);
     for slot in &covering {
         let all = truncated_tombstones(version, *slot, comparator).unwrap_or_default();
@@ -308,10 +315,12 @@ struct Output<'a> {
     /// All range tombstones of the inputs, for the table of level 0.
     all_tombstones: Vec<Tombstone>,
     epoch: u64,
+    /// The tables of level 1.
+    table: NewTable,
 }
 
 impl<'a> Output<'a> {
-    fn new(job: &'a Job, family: &'a Family, zones: &'a [Zone]) -> Output<'a> {
+    fn new(job: &'a Job, family: &'a Family, zones: &'a [Zone], table: NewTable) -> Output<'a> {
         Output {
             job,
             family,
@@ -326,6 +335,7 @@ impl<'a> Output<'a> {
             staying: None,
             all_tombstones: Vec::new(),
             epoch: 0,
+            table,
         }
     }
 
@@ -333,7 +343,7 @@ impl<'a> Output<'a> {
     async fn begin_key(&mut self, next: &[u8]) -> Result<()> {
         self.advance(Some(next)).await?;
         match &self.file {
-            Some(file) if file.len() >= file_bytes(self.job) && !self.stays => {
+            Some(file) if file.len() >= self.table.bytes && !self.stays => {
                 self.end_file(Some(next)).await
             }
             _ => Ok(()),
@@ -382,22 +392,25 @@ impl<'a> Output<'a> {
     }
 
     async fn add(&mut self, key: &[u8], value: &[u8]) -> Result<()> {
+        let table = if self.stays { self.staying() } else { self.table };
         let file = if self.stays { &mut self.staying } else { &mut self.file };
         let file = match file {
             Some(file) => file,
-            none => {
-                none.insert(TableWriter::create(self.job, self.family, file_bytes(self.job)).await?)
-            }
+            none => none.insert(TableWriter::create(self.job, self.family, table).await?),
         };
         self.blobs.goes_out(key, value);
         file.add(key, value).await
     }
 
+    /// The table of level 0.
+    fn staying(&self) -> NewTable {
+        NewTable { place: TablePlace::FLUSH, ..self.table }
+    }
+
     async fn end_file(&mut self, next: Option<&[u8]>) -> Result<()> {
         let inside = within(self.family.comparator, &self.tombstones, self.start.as_deref(), next);
         if !inside.is_empty() && self.file.is_none() {
-            self.file =
-                Some(TableWriter::create(self.job, self.family, file_bytes(self.job)).await?);
+            self.file = Some(TableWriter::create(self.job, self.family, self.table).await?);
         }
         if let Some(mut file) = self.file.take() {
             for (start, end, sequence) in inside {
@@ -420,8 +433,7 @@ impl<'a> Output<'a> {
             tombstones.extend(within(self.family.comparator, &self.all_tombstones, from, to));
         }
         if !tombstones.is_empty() && self.staying.is_none() {
-            self.staying =
-                Some(TableWriter::create(self.job, self.family, file_bytes(self.job)).await?);
+            self.staying = Some(TableWriter::create(self.job, self.family, self.staying()).await?);
         }
         let mut stays = None;
         if let Some(mut file) = self.staying.take() {

@@ -171,6 +171,8 @@ pub(crate) struct Generation {
     pub next_log: u64,
     /// The last sequence before that log.
     pub last_sequence: u64,
+    /// When these memtables began, in Unix seconds; 0 for unknown.
+    pub began: u64,
 }
 
 impl WriteState {

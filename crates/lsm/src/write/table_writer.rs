@@ -6,6 +6,7 @@ use rocksfmt::{BlobIndex, FileMeta, FileName, SstBuilder, SstOptions, ValueType,
 use crate::error::{Error, Result};
 use crate::merge_operator::MergeOperator;
 use crate::table::Table;
+use crate::table_options::TablePlace;
 use crate::version::Family;
 use crate::write::job::Job;
 
@@ -22,6 +23,17 @@ pub(crate) fn file_bytes(job: &Job) -> u64 {
     (job.db.0.tables.budget() as u64).clamp(FILE_BYTES_MIN, FILE_BYTES_MAX)
 }
 
+/// What is known of a table before it is written.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct NewTable {
+    pub place: TablePlace,
+    /// Its size, about.
+    pub bytes: u64,
+    /// When the oldest of its entries were written, in Unix seconds: for a flush when the memtable
+    /// began, for a merge the least known time of its inputs. 0 for unknown: now counts.
+    pub oldest_ancestor_time: u64,
+}
+
 /// A table that is being written.
 pub(crate) struct TableWriter<'a> {
     job: &'a Job,
@@ -30,26 +42,36 @@ pub(crate) struct TableWriter<'a> {
     name: String,
     file: FileWriter,
     builder: SstBuilder,
+    oldest_ancestor_time: u64,
 }
 
 impl<'a> TableWriter<'a> {
-    /// Creates the file, with a new number, for a table of about `bytes`. Suspends for the disk.
-    pub async fn create(job: &'a Job, family: &'a Family, bytes: u64) -> Result<TableWriter<'a>> {
+    /// Creates the file with a new number. Suspends for the disk.
+    pub async fn create(
+        job: &'a Job,
+        family: &'a Family,
+        table: NewTable,
+    ) -> Result<TableWriter<'a>> {
         let number = job.db.new_number();
         let name = FileName::Sst(number).to_string();
         let io = |e: std::io::Error| Error::io(&name, &e);
-        let file = job.db.0.recycled_tables.open(&job.dir, &name, bytes).await.map_err(io)?;
+        let file = job.db.0.recycled_tables.open(&job.dir, &name, table.bytes).await.map_err(io)?;
         job.made.borrow_mut().push(number);
         let file = FileWriter::new(&job.core.attach(&file)).await.map_err(io)?;
+        let now = job.core.unix_time_ms() / 1000;
         let builder = SstBuilder::new(SstOptions {
             comparator: family.comparator,
             column_family: family.id,
             column_family_name: family.name.clone(),
-            compression: job.compression,
-            creation_time: job.core.unix_time_ms() / 1000,
+            compression: family.table_options.compression(table.place, job.compression),
+            creation_time: now,
             ..SstOptions::default()
         });
-        Ok(TableWriter { job, family, number, name, file, builder })
+        let oldest_ancestor_time = match table.oldest_ancestor_time {
+            0 => now,
+            known => known,
+        };
+        Ok(TableWriter { job, family, number, name, file, builder, oldest_ancestor_time })
     }
 
     /// Bytes of the table so far, about.
@@ -90,7 +112,8 @@ impl<'a> TableWriter<'a> {
         let (rest, meta) = self.builder.finish();
         self.file.append(&rest).await.map_err(io)?;
         self.file.finish().await.map_err(io)?;
-        let meta = FileMeta { number: self.number, epoch, ..meta };
+        let oldest_ancestor_time = self.oldest_ancestor_time;
+        let meta = FileMeta { number: self.number, epoch, oldest_ancestor_time, ..meta };
         let (core, dir) = (&self.job.core, &self.job.dir);
         let memory = &self.job.db.0.tables;
         Table::open(core, dir, &self.name, meta, self.family.comparator, memory).await

@@ -186,6 +186,7 @@ impl Levels {
             blobs: Vec::new(),
             merge: Default::default(),
             filter: None,
+            table_options: std::sync::Arc::default(),
         };
         Version { families: vec![family], slots, epoch: 0 }
     }
