@@ -44,7 +44,6 @@ impl MergeOperator {
     }
 
     /// The operator as RocksDB writes it into OPTIONS, before the escapes of that file.
-    #[cfg_attr(not(test), expect(dead_code))]
     pub(crate) fn to_option(&self) -> String {
         match self {
             MergeOperator::StringAppend(delimiter) | MergeOperator::StringAppendTest(delimiter)
@@ -142,12 +141,6 @@ impl Operands {
         self.ends.clear();
     }
 
-    #[expect(dead_code)]
-    pub fn is_empty(&self) -> bool {
-        self.ends.is_empty()
-    }
-
-    #[expect(dead_code)]
     pub fn len(&self) -> usize {
         self.ends.len()
     }
@@ -164,6 +157,15 @@ impl Operands {
     }
 }
 
+/// The program that wrote an OPTIONS file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum OptionsWriter {
+    Millrace,
+    RocksDb,
+    /// Older than 7.8.
+    OlderRocksDb,
+}
+
 /// What is known of the merge operator of a column family.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct FamilyMerge {
@@ -177,16 +179,18 @@ pub(crate) struct FamilyMerge {
 }
 
 impl FamilyMerge {
-    /// Finds the operator of a family. `in_options` is what OPTIONS says, and `is_older` whether a
-    /// RocksDB older than 7.8 wrote it. `tables` are the properties of the family's tables: the
-    /// class name, and whether the table has operands.
+    /// Finds the operator of a family. `in_options` is what OPTIONS says, and `wrote` who wrote it.
+    /// `tables` are the properties of the family's tables: the class name, and whether the table
+    /// has operands.
     pub fn find<'a>(
         in_options: Option<&str>,
-        is_older: bool,
+        wrote: OptionsWriter,
         tables: impl Iterator<Item = (&'a [u8], bool)> + Clone,
     ) -> FamilyMerge {
         let option = in_options.map(|text| match MergeOperator::from_option(text) {
-            Ok(operator) if is_older && operator.has_no_delimiter() => Err(text.to_owned()),
+            Ok(operator) if wrote == OptionsWriter::OlderRocksDb && operator.has_no_delimiter() => {
+                Err(text.to_owned())
+            }
             Ok(operator) => Ok(operator),
             Err(_) => Err(text.to_owned()),
         });
@@ -201,6 +205,7 @@ impl FamilyMerge {
         let Some(names) = names(true).or_else(|| names(false)) else {
             return match option {
                 None => FamilyMerge::default(),
+                Some(Ok(operator)) if wrote == OptionsWriter::Millrace => FamilyMerge::of(operator),
                 Some(Ok(operator)) => {
                     FamilyMerge { operator: Some(operator), ..FamilyMerge::default() }
                 }
@@ -238,6 +243,15 @@ impl FamilyMerge {
         FamilyMerge { operator: Some(operator), class, unknown: None }
     }
 
+    /// The operator of the family, if it has another one than `wanted`.
+    pub fn other_than(&self, wanted: &MergeOperator) -> Option<String> {
+        match &self.operator {
+            Some(operator) if operator == wanted => None,
+            Some(operator) => Some(operator.to_option()),
+            None => self.unknown.clone(),
+        }
+    }
+
     /// The operator for flushes and merges of tables. They keep operands unless it is certain.
     pub fn certain(&self) -> Option<MergeOperator> {
         self.operator.clone().filter(|_| self.class.is_some())
@@ -264,7 +278,6 @@ impl FamilyMerge {
     ///
     /// # Errors
     /// Why not.
-    #[cfg_attr(not(test), expect(dead_code))]
     pub fn check_writing(&self, family: &str) -> Result<()> {
         let why = match (&self.operator, &self.class, &self.unknown) {
             (Some(_), Some(_), _) => return Ok(()),
@@ -399,15 +412,17 @@ mod tests {
             (with_bar, own, None, false),
             (Some("SortList"), none, None, false),
         ] {
-            let found = FamilyMerge::find(option, false, tables.iter().copied());
+            let found = FamilyMerge::find(option, OptionsWriter::RocksDb, tables.iter().copied());
             assert_eq!(found.operator, operator, "{option:?} {tables:?}");
             assert_eq!(found.check_writing("f").is_ok(), writes, "{option:?} {tables:?}");
             assert_eq!(found.operator("f").is_ok(), operator.is_some());
         }
-        let bare = |is_older| {
-            FamilyMerge::find(Some("StringAppendOperator"), is_older, none.iter().copied()).operator
-        };
-        assert_eq!(bare(false), Some(MergeOperator::StringAppend("".into())));
-        assert_eq!(bare(true), None, "older versions did not write the delimiter");
+        let bare =
+            |wrote| FamilyMerge::find(Some("StringAppendOperator"), wrote, none.iter().copied());
+        let append = Some(MergeOperator::StringAppend("".into()));
+        assert_eq!(bare(OptionsWriter::RocksDb).operator, append);
+        assert_eq!(bare(OptionsWriter::Millrace).certain(), append);
+        // Older versions did not write the delimiter.
+        assert_eq!(bare(OptionsWriter::OlderRocksDb).operator, None);
     }
 }

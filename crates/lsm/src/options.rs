@@ -1,8 +1,13 @@
 //! Options of an opening, for reading and for writing.
 
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
 use rocksfmt::Compression;
 
+use crate::compaction_filter::CompactionFilter;
 use crate::durability::Durability;
+use crate::merge_operator::MergeOperator;
 
 /// How to open a database.
 #[derive(Clone, Debug)]
@@ -53,6 +58,13 @@ pub struct WriteOptions {
     /// Length at which the MANIFEST is replaced by one that holds the present state only, in
     /// bytes. RocksDB's `max_manifest_file_size` from OPTIONS applies if it is smaller.
     pub manifest_bytes: u64,
+    /// The merge operator of the default column family. It is recorded when the database is created.
+    /// Another one than the database has is refused. Without this option, the database's own
+    /// applies.
+    pub merge_operator: Option<MergeOperator>,
+    /// Compaction filters by the names of their column families. They replace those that the
+    /// database's options name.
+    pub compaction_filters: BTreeMap<String, Arc<dyn CompactionFilter>>,
 }
 
 impl Default for WriteOptions {
@@ -64,6 +76,8 @@ impl Default for WriteOptions {
             memtable_bytes: 64 << 20,
             compression: Compression::None,
             manifest_bytes: 16 << 20,
+            merge_operator: None,
+            compaction_filters: BTreeMap::new(),
         }
     }
 }

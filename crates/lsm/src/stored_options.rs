@@ -13,6 +13,10 @@ use crate::error::{Error, Result, lacks_resources};
 /// The oldest RocksDB that reads what is written here.
 pub(crate) const OLDEST: (u64, u64) = (7, 8);
 
+/// The first line of an OPTIONS file that Millrace wrote when it created the database. RocksDB
+/// replaces the file when it opens the database for writing.
+pub(crate) const OWN_OPTIONS: &str = "# Written by Millrace.";
+
 /// The newest OPTIONS file, if there is one.
 #[derive(Default)]
 pub(crate) struct StoredOptions {
@@ -22,6 +26,8 @@ pub(crate) struct StoredOptions {
     pub file: Option<OptionsFile>,
     /// Why it cannot be read.
     pub unreadable: Option<String>,
+    /// Millrace wrote it.
+    pub is_own: bool,
 }
 
 impl StoredOptions {
@@ -37,8 +43,10 @@ impl StoredOptions {
             Err(error) => Some(error.to_string()),
             Ok(_) => None,
         };
-        let file = read.ok().map(|text| OptionsFile::parse(&text));
-        Ok(StoredOptions { name: Some(name.to_owned()), file, unreadable })
+        let text = read.ok();
+        let is_own = text.as_ref().is_some_and(|text| text.starts_with(OWN_OPTIONS.as_bytes()));
+        let file = text.map(|text| OptionsFile::parse(&text));
+        Ok(StoredOptions { name: Some(name.to_owned()), file, unreadable, is_own })
     }
 
     /// Whether the RocksDB that wrote the file cannot read what is written here.

@@ -93,6 +93,17 @@ impl BatchWriter {
         self.operation(tag::DELETE, tag::CF_DELETE, cf, key);
     }
 
+    /// Deletes a key that was set exactly once since its last deletion.
+    pub fn single_delete(&mut self, cf: u32, key: &[u8]) {
+        self.operation(tag::SINGLE_DELETE, tag::CF_SINGLE_DELETE, cf, key);
+    }
+
+    /// Adds a merge operand to a key.
+    pub fn merge(&mut self, cf: u32, key: &[u8], operand: &[u8]) {
+        self.operation(tag::MERGE, tag::CF_MERGE, cf, key);
+        put_lps(&mut self.bytes, operand);
+    }
+
     /// Deletes the keys from `start` to `end`, exclusive.
     pub fn delete_range(&mut self, cf: u32, start: &[u8], end: &[u8]) {
         self.operation(tag::DELETE_RANGE, tag::CF_DELETE_RANGE, cf, start);

@@ -61,7 +61,7 @@ pub use log::zstd::looks_compressed;
 pub use manifest::edit::{EditKind, LEVELS_MAX, VersionEdit, WalAddition};
 pub use manifest::file_meta::{BlobFileMeta, BlobGarbage, FileMeta};
 pub use manifest::names::{FileName, parse_current};
-pub use manifest::options_file::{OPTIONS_BYTES_MAX, OptionsFile};
+pub use manifest::options_file::{OPTIONS_BYTES_MAX, OptionsFile, escape_option};
 pub use manifest::replay::ManifestReplay;
 pub use manifest::state::{ColumnFamily, ManifestState};
 pub use sst::blob::{

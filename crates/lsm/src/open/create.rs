@@ -9,12 +9,16 @@ use rocksfmt::{Comparator, FileName, LogWriter, VersionEdit};
 
 use crate::db::Db;
 use crate::error::{Error, Kind, Result};
+use crate::merge_operator::MergeOperator;
 use crate::options::WriteOptions;
 use crate::recycled_tables::recycled_bytes_max;
+use crate::stored_options::{OLDEST, OWN_OPTIONS};
 use crate::write::commit::log_room;
 use crate::write::manifest_writer::ManifestWriter;
 use crate::write::obsolete::may_be_written_over;
 
+/// The OPTIONS file of a new database.
+pub(crate) const FIRST_OPTIONS: &str = "OPTIONS-000002";
 /// The file that replaces CURRENT ([`Dir::replace_small`]).
 pub(crate) const CURRENT_DRAFT: &str = "CURRENT.dbtmp";
 
@@ -34,7 +38,7 @@ pub(crate) async fn lock(dir: &Dir) -> Result<LockGuard> {
 
 /// Creates an empty database in a directory without one; the caller has asked `gate::may_create`.
 /// Suspends for the disk.
-pub(crate) async fn create(core: &Core, dir: &Dir) -> Result<()> {
+pub(crate) async fn create(core: &Core, dir: &Dir, options: &WriteOptions) -> Result<()> {
     let io = |e: io::Error| {
         Error::io(format_args!("cannot create a database in {}", dir.path().display()), &e)
     };
@@ -44,7 +48,7 @@ pub(crate) async fn create(core: &Core, dir: &Dir) -> Result<()> {
         db_id: Some(identity),
         comparator: Some(Comparator::Bytewise.name().to_owned()),
         log_number: Some(0),
-        next_file_number: Some(2),
+        next_file_number: Some(3),
         last_sequence: Some(0),
         keys: Some(0),
         ..VersionEdit::default()
@@ -53,7 +57,23 @@ pub(crate) async fn create(core: &Core, dir: &Dir) -> Result<()> {
     let mut bytes = Vec::new();
     LogWriter::new(None, 0).append(&edit.encode(), &mut bytes);
     dir.write_small_atomically(&name, &bytes).await.map_err(io)?;
+    if let Some(operator) = &options.merge_operator {
+        let text = options_text(operator);
+        dir.write_small_atomically(FIRST_OPTIONS, text.as_bytes()).await.map_err(io)?;
+    }
     dir.write_small_atomically("CURRENT", format!("{name}\n").as_bytes()).await.map_err(io)
+}
+
+/// The OPTIONS file of a new database. It says what differs from RocksDB's defaults.
+fn options_text(operator: &MergeOperator) -> String {
+    let (major, minor) = OLDEST;
+    let operator = rocksfmt::escape_option(&operator.to_option());
+    format!(
+        "{OWN_OPTIONS}\n[Version]\n  rocksdb_version={major}.{minor}.0\n  \
+         options_file_version=1.1\n\n[DBOptions]\n  create_if_missing=false\n\n\
+         [CFOptions \"default\"]\n  merge_operator={operator}\n\n\
+         [TableOptions/BlockBasedTable \"default\"]\n  \n"
+    )
 }
 
 /// Takes over an open directory: begins a new MANIFEST and removes files that nothing refers to,

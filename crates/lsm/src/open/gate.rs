@@ -24,19 +24,22 @@ use fs::DirEntry;
 use rocksfmt::{FileName, ManifestState};
 
 use crate::error::{Error, Kind, Result};
-use crate::open::create::CURRENT_DRAFT;
+use crate::merge_operator::MergeOperator;
+use crate::open::create::{CURRENT_DRAFT, FIRST_OPTIONS};
 use crate::stored_options::{OLDEST, StoredOptions};
 use crate::table_options::TableOptions;
 use crate::version::{Family, Slot};
 
 /// Files that an interrupted creation of a database leaves, and `lost+found` of a file system's
 /// root.
-const NOTHING: [&str; 7] = [
+const NOTHING: [&str; 9] = [
     "LOCK",
     "IDENTITY",
     "IDENTITY.dbtmp",
     "MANIFEST-000001",
     "MANIFEST-000001.dbtmp",
+    FIRST_OPTIONS,
+    "OPTIONS-000002.dbtmp",
     "CURRENT.dbtmp",
     "lost+found",
 ];
@@ -64,6 +67,8 @@ pub(crate) struct Found<'a> {
     pub slots: &'a [Slot],
     /// Live blob files that exist but cannot be opened, and why.
     pub unreadable_blobs: &'a [String],
+    /// The merge operator that the caller wants.
+    pub merge_operator: Option<&'a MergeOperator>,
     /// Column families with writes in the logs that are in no memtable.
     pub unread: &'a BTreeSet<u32>,
     /// The obstacle from prepared transactions in logs kept only for these: see
@@ -299,6 +304,14 @@ impl Found<'_> {
         if says("cf_allow_ingest_behind") == Some("true") {
             return Some(format!("cf_allow_ingest_behind reserves the last level of {name}"));
         }
+        if let Some(wanted) = self.merge_operator.filter(|_| family.id == 0)
+            && let Some(other) = family.merge.other_than(wanted)
+        {
+            return Some(format!(
+                "column family {name} has the merge operator {other}, not {}",
+                wanted.to_option()
+            ));
+        }
         match says("compaction_style") {
             Some("kCompactionStyleFIFO") => Some(format!(
                 "column family {name} has FIFO compaction (compaction_style), which drops the \
@@ -314,6 +327,9 @@ impl Found<'_> {
 
     /// A warning about a filter that this engine does not have.
     fn filter(&self, family: &Family) -> Option<String> {
+        if family.filter.is_some() {
+            return None;
+        }
         let keys = ["compaction_filter_factory", "compaction_filter"];
         let said = keys.iter().find_map(|key| self.stored_options.family(&family.name, key))?;
         Some(format!(
@@ -393,6 +409,7 @@ mod tests {
             name: Some("OPTIONS-000007".into()),
             file: Some(rocksfmt::OptionsFile::parse(text.as_bytes())),
             unreadable: None,
+            is_own: false,
         };
         let family = Family {
             id: 0,
@@ -417,6 +434,7 @@ mod tests {
             families: &[family],
             slots: &[],
             unreadable_blobs: &[],
+            merge_operator: None,
             unread: &BTreeSet::new(),
             prepared: None,
         };

@@ -9,6 +9,7 @@
 //! Nothing is written.
 
 use std::cell::RefCell;
+use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -18,17 +19,17 @@ use fs::{Dir, DirEntry, LockGuard};
 use reactor::{Class, Core};
 use rocksfmt::{ColumnFamily, Comparator, FileMeta, FileName, ManifestState};
 
-use crate::compaction_filter;
+use crate::compaction_filter::{self, CompactionFilter};
 use crate::db::{Db, DbState, NOT_COUNTED};
 use crate::error::{Error, Kind, Result};
 use crate::mem::Mem;
-use crate::merge_operator::FamilyMerge;
+use crate::merge_operator::{FamilyMerge, MergeOperator, OptionsWriter};
 use crate::open::directory;
 use crate::open::gate::{self, Consent, Found};
 use crate::open::recover;
 use crate::open::recovery_plan::{Listed, RecoveryPlan};
 use crate::open::wal_replay::Replayed;
-use crate::options::OpenOptions;
+use crate::options::{OpenOptions, WriteOptions};
 use crate::recycled_tables::RecycledTables;
 use crate::stored_options::StoredOptions;
 use crate::table::Table;
@@ -54,6 +55,10 @@ pub(crate) struct Loader<'a> {
     options: &'a OpenOptions,
     /// What the caller agreed to, if it opens the database for writing.
     consent: Option<Consent>,
+    /// The merge operator that the caller wants for the default column family.
+    merge_operator: Option<&'a MergeOperator>,
+    /// The caller's compaction filters.
+    filters: BTreeMap<String, Arc<dyn CompactionFilter>>,
     warnings: Vec<String>,
 }
 
@@ -73,7 +78,14 @@ impl<'a> Loader<'a> {
         options: &'a OpenOptions,
         consent: Option<Consent>,
     ) -> Loader<'a> {
-        Loader { core, dir, options, consent, warnings: Vec::new() }
+        let filters = BTreeMap::new();
+        Loader { core, dir, options, consent, merge_operator: None, filters, warnings: Vec::new() }
+    }
+
+    /// For writing as the caller wants.
+    pub fn with(self, options: &'a WriteOptions) -> Loader<'a> {
+        let filters = options.compaction_filters.clone();
+        Loader { merge_operator: options.merge_operator.as_ref(), filters, ..self }
     }
 
     /// Loads the database. `lock` is held until it is closed. Suspends for all its reads.
@@ -96,6 +108,9 @@ impl<'a> Loader<'a> {
         let slots = self.open_tables(&plan, tables, &table_memory).await?;
         for family in &mut families {
             family.merge = merge_operator(family, &slots, &stored_options);
+            if let Some(filter) = self.filters.get(&family.name) {
+                family.filter = Some(filter.clone());
+            }
         }
         let last_sequence = manifest.last_sequence.max(recovered.last_sequence);
         if let Some(consent) = self.consent {
@@ -113,10 +128,16 @@ impl<'a> Loader<'a> {
                 families: &families,
                 slots: &slots,
                 unreadable_blobs: &unreadable_blobs,
+                merge_operator: self.merge_operator,
                 unread: &recovered.unread,
                 prepared,
             };
             self.warnings.extend(gate::check(&found, consent)?);
+        }
+        if let Some(wanted) = self.merge_operator
+            && let Some(family) = families.iter_mut().find(|family| family.id == 0)
+        {
+            family.merge = FamilyMerge::of(wanted.clone());
         }
         let version = Version { families, slots, epoch: 0 };
         let counted = manifest.keys.zip(recovered.keys);
@@ -313,7 +334,12 @@ fn merge_operator(family: &Family, slots: &[Slot], stored_options: &StoredOption
     });
     let named = tables.map(|table| (&table.merge_operator[..], table.num_merge_operands > 0));
     let option = stored_options.family(&family.name, "merge_operator");
-    FamilyMerge::find(option, stored_options.is_older(), named)
+    let wrote = match stored_options {
+        own if own.is_own => OptionsWriter::Millrace,
+        older if older.is_older() => OptionsWriter::OlderRocksDb,
+        _ => OptionsWriter::RocksDb,
+    };
+    FamilyMerge::find(option, wrote, named)
 }
 
 /// The logs do not fit in the memory of an opening for reading.

@@ -99,14 +99,14 @@ impl Db {
     ) -> Result<(Db, Writer)> {
         let dir = Dir::new(core, path);
         let consent = Consent { adopt: write.adopt, salvage: options.salvage };
-        let loader = || Loader::new(core, &dir, &options, Some(consent));
+        let loader = || Loader::new(core, &dir, &options, Some(consent)).with(&write);
         // A directory that is refused stays as it was, without a LOCK file if it had none.
         if directory::contents(&dir, write.create).await? == Contents::UnlockedDatabase {
             drop(loader().load(None).await?);
         }
         let lock = create::lock(&dir).await?;
         if directory::contents(&dir, write.create).await? == Contents::Nothing {
-            create::create(core, &dir).await?;
+            create::create(core, &dir, &write).await?;
         }
         let Loaded { db, long_logs } = loader().load(Some(lock)).await?;
         adopt::note(&dir, &db).await?;

@@ -17,6 +17,7 @@ use crate::db::CfId;
 use crate::error::{Error, Kind, Result};
 use crate::mem::{Mem, MemCursor};
 use crate::read::level_iter::{Bounds, LevelIter};
+use crate::read::operands::{FoundOperands, Order, is_operand};
 use crate::read::point::entry_value;
 use crate::read::seek::SeekKey;
 use crate::read::snapshot::Snapshot;
@@ -84,6 +85,8 @@ pub struct Iter {
     key: Vec<u8>,
     value: Value,
     valid: bool,
+    /// Going forward, the sources are after all versions of the key: its value was merged.
+    beyond: bool,
     /// Approximate memory of one seek, in bytes.
     seek_bytes: usize,
     /// Entries skipped.
@@ -156,6 +159,7 @@ impl Iter {
             key: Vec::new(),
             value: Value::empty(),
             valid: false,
+            beyond: false,
             seek_bytes: found.seek_bytes(version),
             passed: 0,
         })
@@ -242,7 +246,9 @@ impl Iter {
             self.turn(Direction::Forward).await?;
             return self.find_forward(false).await;
         }
-        self.step_current().await?;
+        if !std::mem::take(&mut self.beyond) {
+            self.step_current().await?;
+        }
         self.find_forward(true).await
     }
 
@@ -295,6 +301,7 @@ impl Iter {
 
     async fn seek_all(&mut self, position: Position<'_>, direction: Direction) -> Result<()> {
         self.direction = direction;
+        self.beyond = false;
         self.value = Value::empty();
         for source in &mut self.sources {
             if let Source::Level(level) = source {
@@ -451,6 +458,11 @@ impl Iter {
             key.extend_from_slice(self.user_key(at));
             self.key = key;
             let value = self.source_value(at);
+            if is_operand(packed) {
+                self.value = self.merge_forward(packed, value).await?;
+                self.valid = true;
+                return Ok(());
+            }
             match entry_value(&self.context, self.family_at, &self.key, pack(sequence, kind), value)
                 .await?
             {
@@ -483,8 +495,9 @@ impl Iter {
             key.clear();
             key.extend_from_slice(self.user_key(at));
             self.key = key;
-            // Versions come oldest first; the newest visible one counts.
+            // Versions come oldest first; the newest visible one counts, or the operands above it.
             let mut newest: Option<(u64, Value)> = None;
+            let mut operands = None;
             while let Some(at) = self.current
                 && self.user_key(at) == &self.key[..]
             {
@@ -493,11 +506,25 @@ impl Iter {
                     if newest.is_some() {
                         self.give_way().await;
                     }
-                    newest = Some((packed, self.source_value(at)));
+                    let value = self.source_value(at);
+                    if is_operand(packed) {
+                        self.take_operand(&mut operands, packed, &value)?;
+                    } else {
+                        operands = None;
+                        newest = Some((packed, value));
+                    }
                 } else {
                     self.pass().await;
                 }
                 self.step_current().await?;
+            }
+            if let Some(operands) = operands {
+                if let Some(value) = self.merge_backward(operands, newest).await? {
+                    self.value = value;
+                    self.valid = true;
+                    return Ok(());
+                }
+                continue;
             }
             let Some((packed, value)) = newest else { continue };
             if self.has_tombstones()
@@ -517,6 +544,89 @@ impl Iter {
             }
         }
         Ok(())
+    }
+
+    /// Merges the operand that the sources are on, and those below it, with the value below them.
+    /// Afterwards the sources are on a version of the key, or beyond all of them.
+    #[cold]
+    async fn merge_forward(&mut self, mut packed: u64, operand: Value) -> Result<Value> {
+        let context = self.context.clone();
+        let family = &context.view.version.families[self.family_at];
+        let mut found = FoundOperands::new(&context, family, Order::NewestFirst)?;
+        found.push(&operand)?;
+        drop(operand);
+        let cover = self.cover_sequence();
+        loop {
+            self.give_way().await;
+            self.step_current().await?;
+            let Some(at) = self.current.filter(|&at| self.user_key(at) == &self.key[..]) else {
+                self.beyond = true;
+                return found.value(None).await;
+            };
+            // A log that was replayed twice gives an entry twice.
+            if std::mem::replace(&mut packed, self.packed(at)) == packed {
+                continue;
+            }
+            if unpack(packed).0 < cover {
+                return found.value(None).await;
+            }
+            let value = self.source_value(at);
+            if !is_operand(packed) {
+                let key = &self.key;
+                let base = entry_value(&context, self.family_at, key, packed, value).await?;
+                return found.value(base).await;
+            }
+            found.push(&value)?;
+        }
+    }
+
+    /// Takes an operand that is newer than all before, unless a range tombstone covers it.
+    #[cold]
+    fn take_operand(
+        &self,
+        operands: &mut Option<Operands>,
+        packed: u64,
+        operand: &[u8],
+    ) -> Result<()> {
+        if operands.is_none() {
+            let family = &self.context.view.version.families[self.family_at];
+            let found = FoundOperands::new(&self.context, family, Order::OldestFirst)?;
+            *operands = Some(Operands { found, cover: self.cover_sequence(), last: 0 });
+        }
+        if let Some(operands) = operands
+            && unpack(packed).0 >= operands.cover
+            && std::mem::replace(&mut operands.last, packed) != packed
+        {
+            operands.found.push(operand)?;
+        }
+        Ok(())
+    }
+
+    /// Merges operands with the version below them. `None`: a range tombstone covers all of them.
+    async fn merge_backward(
+        &self,
+        operands: Operands,
+        below: Option<(u64, Value)>,
+    ) -> Result<Option<Value>> {
+        let Operands { found, cover, .. } = operands;
+        if found.count() == 0 {
+            return Ok(None);
+        }
+        let base = match below {
+            Some((packed, value)) if unpack(packed).0 >= cover => {
+                entry_value(&self.context, self.family_at, &self.key, packed, value).await?
+            }
+            _ => None,
+        };
+        found.value(base).await.map(Some)
+    }
+
+    /// The sequence of the newest visible range tombstone over the key; 0 without one.
+    fn cover_sequence(&self) -> u64 {
+        match self.has_tombstones() {
+            true => self.cover(&self.key).map_or(0, |cover| cover.sequence),
+            false => 0,
+        }
     }
 
     /// Counts a skipped entry, and yields to other tasks now and then.
@@ -577,6 +687,7 @@ impl Iter {
     /// not a version of the key.
     async fn turn(&mut self, direction: Direction) -> Result<()> {
         self.direction = direction;
+        self.beyond = false;
         let (target, passed): (_, fn(Ordering) -> bool) = match direction {
             Direction::Forward => (SeekKey::with_packed(&self.key, 0), Ordering::is_gt),
             Direction::Backward => (SeekKey::with_packed(&self.key, u64::MAX), Ordering::is_lt),
@@ -605,6 +716,15 @@ impl Iter {
         self.pick();
         Ok(())
     }
+}
+
+/// The operands of a key, found going backward.
+struct Operands {
+    found: FoundOperands,
+    /// The sequence of the newest visible range tombstone over the key.
+    cover: u64,
+    /// The last operand's sequence and type.
+    last: u64,
 }
 
 struct Covered {

@@ -175,7 +175,7 @@ impl ReaderState {
             .map_err(|e| Error::io("cannot reserve memory for blocks", &e))
     }
 
-    async fn alloc(&self, len: usize) -> Result<Buf> {
+    pub async fn alloc(&self, len: usize) -> Result<Buf> {
         self.core.alloc_wait(len).await.map_err(|e| Error::io("cannot allocate a block", &e))
     }
 

@@ -5,6 +5,7 @@
 //! - `reader`: the entry point, one core's handle on a database.
 //! - `point` looks keys up. `iter` merges all sorted runs, `level_iter` iterates over one, `ahead`
 //!   reads its blocks ahead, `walk` finds them in the index.
+//! - `operands` merges the operands that a read finds.
 //! - `load` brings blocks and blobs into memory; `blob` finds values in blob files.
 //! - `state`: what the reader of one core owns. `ReadContext` is a reader with the view that one
 //!   operation uses.
@@ -22,6 +23,7 @@ mod flight;
 pub(crate) mod iter;
 pub(crate) mod level_iter;
 mod load;
+mod operands;
 mod point;
 pub(crate) mod reader;
 mod seek;

@@ -22,9 +22,11 @@ use rocksfmt::{
 
 use crate::db::CfId;
 use crate::error::{Error, Kind, Result};
+use crate::mem::{Mem, MemCursor, split};
 use crate::read::blob;
 use crate::read::block::{Block, BlockKind, Layout};
 use crate::read::cache::BlockKey;
+use crate::read::operands::{FoundOperands, Order, is_operand};
 use crate::read::seek::SeekKey;
 use crate::read::state::ReadContext;
 use crate::read::stats::count;
@@ -43,8 +45,11 @@ struct Need {
 
 enum Step {
     Need(Need),
-    /// The answer, or a reference to it in a blob file.
+    /// The answer, or a reference to it in a blob file. Without [`Lookup::operands`]: else it is
+    /// what is below them.
     Done(Option<Answer>),
+    /// Many merge operands were found: other tasks get a turn, then [`Lookup::step`] continues.
+    Pause,
 }
 
 enum Answer {
@@ -52,10 +57,25 @@ enum Answer {
     Blob(Value),
 }
 
+/// What an entry says.
+enum Resolved {
+    /// Nothing: the reader does not see it.
+    Invisible,
+    /// A merge operand, which was taken.
+    Operand,
+    Step(Step),
+}
+
+/// Merge operands that are taken before other tasks get a turn.
+const OPERANDS_AT_ONCE: usize = 512;
+
 /// The purpose of the next block.
 #[derive(Clone, Copy)]
 enum Stage {
-    Start,
+    /// The memtable with this index.
+    Memory(usize),
+    /// The present table, after an operand.
+    SameTable,
     NextTable,
     Filter,
     IndexPartition,
@@ -80,6 +100,10 @@ struct Lookup<'a> {
     /// The index partition that led to the data block, if the index has two levels.
     partition: Option<Block>,
     scratch: Vec<u8>,
+    /// Merge operands found so far. `seek` is after the last one.
+    operands: Option<Box<FoundOperands>>,
+    /// Only whether the key exists is asked: an operand tells that.
+    only_existence: bool,
 }
 
 impl<'a> Lookup<'a> {
@@ -99,11 +123,14 @@ impl<'a> Lookup<'a> {
             tombstone: 0,
             level: 0,
             position: 0,
-            slot: 0,
+            // None yet.
+            slot: u32::MAX,
             index_format: IndexFormat::default(),
-            stage: Stage::Start,
+            stage: Stage::Memory(0),
             partition: None,
             scratch: Vec::new(),
+            operands: None,
+            only_existence: false,
         })
     }
 
@@ -114,11 +141,21 @@ impl<'a> Lookup<'a> {
 
     /// Continues without I/O as far as possible.
     fn step(&mut self, context: &ReadContext) -> Result<Step> {
-        if let Stage::Start = self.stage {
-            self.stage = Stage::NextTable;
-            if let Some(done) = self.look_in_memory()? {
-                return Ok(done);
+        match self.stage {
+            Stage::Memory(first) => {
+                self.stage = Stage::NextTable;
+                if let Some(step) = self.look_in_memory(context, first)? {
+                    return Ok(step);
+                }
             }
+            Stage::SameTable => {
+                self.stage = Stage::NextTable;
+                if let Some(step) = self.look_in_index(self.table()?)? {
+                    return Ok(step);
+                }
+                self.leave_table();
+            }
+            _ => {}
         }
         loop {
             if !self.next_table() {
@@ -172,36 +209,73 @@ impl<'a> Lookup<'a> {
                 }
             }
             Stage::Data => {
-                let found = point_lookup(
-                    &block.data,
-                    block.entries(),
-                    self.family.comparator,
-                    self.seek.as_slice(),
-                    &mut self.scratch,
-                )
-                .map_err(|e| Error::format(table.place(0), &e))?;
-                match found {
-                    Hit::Found { packed, start, end } => {
-                        let value = block.data.slice(start as usize..end as usize);
-                        if let Some(done) =
-                            self.resolve(packed, table.global_sequence, Value::block(value))?
-                        {
-                            return Ok(done);
-                        }
-                    }
-                    Hit::Absent => {}
-                    Hit::PastEnd => {
-                        if let Some(step) = self.look_after(table)? {
-                            return Ok(step);
-                        }
-                    }
+                if let Some(step) = self.look_in_block(context, &block, table)? {
+                    return Ok(step);
                 }
             }
-            Stage::Start | Stage::NextTable => unreachable!("no block was asked for"),
+            Stage::Memory(_) | Stage::SameTable | Stage::NextTable => {
+                unreachable!("no block was asked for")
+            }
         }
         self.stage = Stage::NextTable;
         self.partition = None;
+        self.leave_table();
         self.step(context)
+    }
+
+    /// Looks at the key's versions in a data block. `None`: older ones may be in the next table.
+    fn look_in_block(
+        &mut self,
+        context: &ReadContext,
+        block: &Block,
+        table: &'a Table,
+    ) -> Result<Option<Step>> {
+        loop {
+            let found = point_lookup(
+                &block.data,
+                block.entries(),
+                self.family.comparator,
+                self.seek.as_slice(),
+                &mut self.scratch,
+            )
+            .map_err(|e| Error::format(table.place(0), &e))?;
+            let (packed, range) = match found {
+                Hit::Found { packed, start, end } => (packed, start as usize..end as usize),
+                Hit::Absent => return Ok(None),
+                Hit::PastEnd => return self.look_after(table),
+            };
+            let value = Value::block(block.data.slice(range));
+            let global = table.global_sequence;
+            match self.resolve(context, packed, global, value)? {
+                Resolved::Invisible => return Ok(None),
+                Resolved::Step(step) => return Ok(Some(step)),
+                // All keys of an ingested table differ.
+                Resolved::Operand if global.is_some() => return Ok(None),
+                Resolved::Operand => {}
+            }
+            if self.pauses() {
+                (self.stage, self.partition) = (Stage::SameTable, None);
+                return Ok(Some(Step::Pause));
+            }
+        }
+    }
+
+    /// Leaves a table without an answer. Older versions of a key may begin the next table of the
+    /// same level, which matters only after an operand.
+    #[inline]
+    fn leave_table(&mut self) {
+        if self.operands.is_some()
+            && self.level > 0
+            && user_key(&self.view.version.meta(self.slot).largest) == self.key
+        {
+            self.level -= 1;
+        }
+    }
+
+    /// Whether it is time to give way, after an operand.
+    fn pauses(&self) -> bool {
+        let count = self.operands.as_ref().map_or(0, |operands| operands.count());
+        count.is_multiple_of(OPERANDS_AT_ONCE)
     }
 
     /// Takes the result of looking at the beginning of the data block that the last step needed.
@@ -217,8 +291,11 @@ impl<'a> Lookup<'a> {
                     }
                     _ => packed,
                 };
-                if let Some(done) = self.resolve(packed, table.global_sequence, Value::empty())? {
-                    return Ok(done);
+                let global = table.global_sequence;
+                if let Resolved::Step(step) =
+                    self.resolve(context, packed, global, Value::empty())?
+                {
+                    return Ok(step);
                 }
             }
             HeadLookup::Absent => {}
@@ -262,18 +339,52 @@ impl<'a> Lookup<'a> {
         Step::Need(Need { slot: self.slot, handle, kind })
     }
 
-    fn look_in_memory(&mut self) -> Result<Option<Step>> {
-        for (at, mem) in self.family.mems.iter().enumerate() {
+    /// Looks into the memtables from the one with index `first` on. After operands, it continues
+    /// at the seek key.
+    fn look_in_memory(&mut self, context: &ReadContext, first: usize) -> Result<Option<Step>> {
+        for (at, mem) in self.family.mems.iter().enumerate().skip(first) {
             if let Some(tombstones) = mem.tombstones() {
                 let over = tombstones.max_sequence(self.key, self.sequence);
                 self.tombstone = self.tombstone.max(over);
             }
-            if let Some((packed, value)) = mem.get(self.key, self.sequence) {
+            if self.operands.is_none() {
+                let Some((packed, value)) = mem.get(self.key, self.sequence) else { continue };
                 let value = Value::memory(self.view, self.family_at, at, value);
-                if let Some(done) = self.resolve(packed, None, value)? {
-                    return Ok(Some(done));
+                match self.resolve(context, packed, None, value)? {
+                    Resolved::Step(step) => return Ok(Some(step)),
+                    Resolved::Invisible => continue,
+                    Resolved::Operand => {}
                 }
             }
+            if let Some(step) = self.look_below_operand(context, at, mem)? {
+                return Ok(Some(step));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Looks at the versions of the key in a memtable from the seek key on.
+    #[cold]
+    fn look_below_operand(
+        &mut self,
+        context: &ReadContext,
+        at: usize,
+        mem: &Mem,
+    ) -> Result<Option<Step>> {
+        let mut cursor = MemCursor::new(mem);
+        let mut more = cursor.seek(mem, self.seek.as_slice());
+        while more && user_key(cursor.key(mem)) == self.key {
+            let packed = split(cursor.key(mem)).1;
+            let Some(value) = cursor.value(mem) else { break };
+            let value = Value::memory(self.view, self.family_at, at, value);
+            if let Resolved::Step(step) = self.resolve(context, packed, None, value)? {
+                return Ok(Some(step));
+            }
+            if self.pauses() {
+                self.stage = Stage::Memory(at);
+                return Ok(Some(Step::Pause));
+            }
+            more = cursor.next(mem);
         }
         Ok(None)
     }
@@ -294,6 +405,7 @@ impl<'a> Lookup<'a> {
                 let at = level.find(self.family.comparator, self.seek.as_slice());
                 if let Some(&slot) = level.slots.get(at)
                     && self.starts_before(version.meta(slot))
+                    && (slot != self.slot || self.operands.is_none())
                 {
                     self.level += 1;
                     self.slot = slot;
@@ -376,17 +488,45 @@ impl<'a> Lookup<'a> {
         Ok(found.map(|handle| self.need(handle, stage)))
     }
 
-    /// Interprets an entry. `None`: not visible, continue.
-    fn resolve(&self, packed: u64, global: Option<u64>, value: Value) -> Result<Option<Step>> {
+    /// Interprets an entry.
+    fn resolve(
+        &mut self,
+        context: &ReadContext,
+        packed: u64,
+        global: Option<u64>,
+        value: Value,
+    ) -> Result<Resolved> {
         let (stored, kind) = unpack(packed);
         let sequence = global.unwrap_or(stored);
         if sequence > self.sequence {
-            return Ok(None);
+            return Ok(Resolved::Invisible);
         }
         if sequence < self.tombstone {
-            return Ok(Some(Step::Done(None)));
+            return Ok(Resolved::Step(Step::Done(None)));
         }
-        Ok(Some(Step::Done(meaning(self.family, pack(sequence, kind), value)?)))
+        let packed = pack(sequence, kind);
+        if is_operand(packed) && !self.only_existence {
+            return self.take_operand(context, packed, &value);
+        }
+        Ok(Resolved::Step(Step::Done(meaning(self.family, packed, value)?)))
+    }
+
+    #[cold]
+    fn take_operand(
+        &mut self,
+        context: &ReadContext,
+        packed: u64,
+        operand: &[u8],
+    ) -> Result<Resolved> {
+        if self.operands.is_none() {
+            let new = FoundOperands::new(context, self.family, Order::NewestFirst)?;
+            self.operands = Some(Box::new(new));
+        }
+        if let Some(operands) = &mut self.operands {
+            operands.push(operand)?;
+        }
+        self.seek = SeekKey::with_packed(self.key, packed - 1);
+        Ok(Resolved::Operand)
     }
 }
 
@@ -410,10 +550,8 @@ fn meaning(family: &Family, packed: u64, value: Value) -> Result<Option<Answer>>
             let len = rocksfmt::timed_put_value(&value).map_err(format)?.len();
             Some(Answer::Value(value.part(0..len)))
         }
-        ValueType::Merge => {
-            family.merge.operator(&family.name)?;
-            return Err(Error::new(Kind::Unsupported, "a merge operand"));
-        }
+        // Only whether it exists is asked.
+        ValueType::Merge => Some(Answer::Value(value)),
         other => {
             return Err(Error::new(
                 Kind::Corruption,
@@ -443,17 +581,42 @@ fn finish(context: &ReadContext, found: bool) {
     count(&context.state.counters.found, u64::from(found));
 }
 
+/// The value that a lookup found.
 async fn answer(
     context: &ReadContext,
-    family_at: usize,
-    key: &[u8],
-    answer: Option<Answer>,
+    lookup: Lookup<'_>,
+    found: Option<Answer>,
 ) -> Result<Option<Value>> {
-    finish(context, answer.is_some());
-    match answer {
-        None => Ok(None),
-        Some(Answer::Value(value)) => Ok(Some(value)),
-        Some(Answer::Blob(index)) => blob::read(context, family_at, key, &index).await.map(Some),
+    finish(context, found.is_some() || lookup.operands.is_some());
+    let base = match found {
+        None => None,
+        Some(Answer::Value(value)) => Some(value),
+        Some(Answer::Blob(index)) => {
+            Some(blob::read(context, lookup.family_at, lookup.key, &index).await?)
+        }
+    };
+    match lookup.operands {
+        None => Ok(base),
+        Some(operands) => operands.value(base).await.map(Some),
+    }
+}
+
+/// Continues a lookup to its end.
+async fn run(context: &ReadContext, lookup: &mut Lookup<'_>) -> Result<Option<Answer>> {
+    let state = &*context.state;
+    let mut step = lookup.step(context)?;
+    loop {
+        match step {
+            Step::Need(Need { slot, handle, kind }) => {
+                let block = state.block(&context.view, slot, handle, kind, true).await;
+                step = lookup.take(context, block)?;
+            }
+            Step::Pause => {
+                state.core.checkpoint().await;
+                step = lookup.step(context)?;
+            }
+            Step::Done(found) => return Ok(found),
+        }
     }
 }
 
@@ -463,23 +626,10 @@ pub(crate) async fn get(
     key: &[u8],
     sequence: u64,
 ) -> Result<Option<Value>> {
-    let state = &*context.state;
-    count(&state.counters.gets, 1);
-    let view = &context.view;
-    let mut lookup = Lookup::new(view, family, key, sequence)?;
-    let mut step = lookup.step(context)?;
-    loop {
-        match step {
-            Step::Need(Need { slot, handle, kind }) => {
-                let block = state.block(view, slot, handle, kind, true).await;
-                step = lookup.take(context, block)?;
-            }
-            Step::Done(found) => {
-                let family_at = lookup.family_at;
-                return answer(context, family_at, key, found).await;
-            }
-        }
-    }
+    count(&context.state.counters.gets, 1);
+    let mut lookup = Lookup::new(&context.view, family, key, sequence)?;
+    let found = run(context, &mut lookup).await?;
+    answer(context, lookup, found).await
 }
 
 /// Whether a key exists, for values that do not fit into memory: does not read its blob, and reads
@@ -494,9 +644,11 @@ pub(crate) async fn contains(
     let state = &*context.state;
     let view = &context.view;
     let mut lookup = Lookup::new(view, family, key, sequence)?;
+    lookup.only_existence = true;
     let mut step = lookup.step(context)?;
     loop {
         match step {
+            Step::Pause => step = lookup.step(context)?,
             Step::Need(Need { slot, handle, kind }) => {
                 let block = state.block(view, slot, handle, kind, true).await;
                 step = match block {
@@ -534,13 +686,18 @@ pub(crate) fn get_cached(
                 let block = state.cached(BlockKey::of(&context.view.version, slot, handle))?;
                 step = lookup.feed(context, block);
             }
-            Ok(Step::Done(Some(Answer::Blob(_)))) => return None,
+            Ok(Step::Pause | Step::Done(Some(Answer::Blob(_)))) => return None,
             Ok(Step::Done(found)) => {
-                count(&state.counters.gets, 1);
-                finish(context, found.is_some());
-                return Some(Ok(found.map(|answer| match answer {
+                let base = found.map(|answer| match answer {
                     Answer::Value(value) | Answer::Blob(value) => value,
-                })));
+                });
+                let value = match lookup.operands {
+                    None => Ok(base),
+                    Some(operands) => operands.value_now(base)?.map(Some),
+                };
+                count(&state.counters.gets, 1);
+                finish(context, matches!(value, Ok(Some(_))));
+                return Some(value);
             }
             Err(error) => return Some(Err(error)),
         }
@@ -576,21 +733,29 @@ pub(crate) async fn multi_get(
     let mut lookups = Vec::with_capacity(keys.len());
     // Lookups that wait for a block, in the order of their requests.
     let mut waiting: VecDeque<(usize, Fetch<'_>)> = VecDeque::with_capacity(keys.len());
-    let mut blobs = Vec::new();
-    let mut settle =
-        |at: usize, step: Result<Step>, results: &mut Vec<Result<Option<Value>>>| -> Option<Need> {
-            match step {
-                Ok(Step::Need(need)) => return Some(need),
-                Ok(Step::Done(None)) => results[at] = Ok(None),
-                Ok(Step::Done(Some(Answer::Value(value)))) => {
-                    finish(context, true);
-                    results[at] = Ok(Some(value));
-                }
-                Ok(Step::Done(Some(Answer::Blob(index)))) => blobs.push((at, index)),
-                Err(error) => results[at] = Err(error),
+    // Lookups that end one after the other: their values are in blob files, or are to be merged.
+    let mut rest = Vec::new();
+    let mut settle = |at: usize,
+                      step: Result<Step>,
+                      lookup: &mut Lookup<'_>,
+                      results: &mut Vec<Result<Option<Value>>>|
+     -> Option<Need> {
+        match step {
+            Ok(Step::Need(need)) => return Some(need),
+            Ok(Step::Pause) => rest.push((at, Rest::Lookup)),
+            Ok(Step::Done(found)) if lookup.operands.is_some() => {
+                rest.push((at, Rest::Answer(found)));
             }
-            None
-        };
+            Ok(Step::Done(None)) => results[at] = Ok(None),
+            Ok(Step::Done(Some(Answer::Value(value)))) => {
+                finish(context, true);
+                results[at] = Ok(Some(value));
+            }
+            Ok(Step::Done(found)) => rest.push((at, Rest::Answer(found))),
+            Err(error) => results[at] = Err(error),
+        }
+        None
+    };
     for (at, key) in keys.iter().enumerate() {
         results.push(Ok(None));
         let mut lookup = match Lookup::new(view, family, key, sequence) {
@@ -602,8 +767,9 @@ pub(crate) async fn multi_get(
             }
         };
         let step = lookup.step(context);
+        let need = settle(at, step, &mut lookup, &mut results);
         lookups.push(Some(lookup));
-        if let Some(Need { slot, handle, kind }) = settle(at, step, &mut results) {
+        if let Some(Need { slot, handle, kind }) = need {
             let fetch = Box::pin(state.block(view, slot, handle, kind, true));
             waiting.push_back((at, Fetch::Running(fetch)));
         }
@@ -612,18 +778,32 @@ pub(crate) async fn multi_get(
     while let Some((at, result)) = next(&mut waiting).await {
         let Some(lookup) = lookups[at].as_mut() else { continue };
         let step = lookup.take(context, result);
-        if let Some(Need { slot, handle, kind }) = settle(at, step, &mut results) {
+        if let Some(Need { slot, handle, kind }) = settle(at, step, lookup, &mut results) {
             let fetch = Box::pin(state.block(view, slot, handle, kind, true));
             waiting.push_back((at, Fetch::Running(fetch)));
             poll_last(&mut waiting).await;
         }
     }
-    let family_at = lookups.iter().flatten().next().map_or(0, |lookup| lookup.family_at);
-    for (at, index) in blobs {
-        results[at] = blob::read(context, family_at, keys[at], &index).await.map(Some);
-        finish(context, true);
+    for (at, rest) in rest {
+        let Some(mut lookup) = lookups[at].take() else { continue };
+        let found = match rest {
+            Rest::Lookup => run(context, &mut lookup).await,
+            Rest::Answer(found) => Ok(found),
+        };
+        results[at] = match found {
+            Ok(found) => answer(context, lookup, found).await,
+            Err(error) => Err(error),
+        };
     }
     results
+}
+
+/// What is left of a lookup of a multi-get.
+enum Rest {
+    /// To continue it.
+    Lookup,
+    /// To make the value of what it found.
+    Answer(Option<Answer>),
 }
 
 /// Polls every fetch once, so that all reads start; a finished one keeps its result.

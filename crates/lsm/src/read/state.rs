@@ -1,6 +1,6 @@
 //! The state of one core's reader: its view, cache, flights and memory.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -30,6 +30,8 @@ pub(crate) struct ReaderState {
     read_ahead: RefCell<Vec<Weak<Chunks>>>,
     pub(super) decompressor: RefCell<Decompressor>,
     pub(super) snapshots: Rc<Registry>,
+    /// Bytes of merge operands that reads hold now.
+    pub(super) operand_bytes: Cell<usize>,
     pub(super) verify: bool,
 }
 
@@ -46,6 +48,7 @@ impl ReaderState {
             read_ahead: RefCell::default(),
             decompressor: RefCell::default(),
             snapshots: Registry::new(core, db),
+            operand_bytes: Cell::new(0),
             verify: db.options().verify_checksums,
         });
         let weak: Weak<ReaderState> = Rc::downgrade(&state);

@@ -493,6 +493,8 @@ fn apply(
         let (cf, key, kind, value) = match op {
             Op::Put { cf, key, value } => (cf, key, ValueType::Value, value),
             Op::Delete { cf, key } => (cf, key, ValueType::Deletion, &b""[..]),
+            Op::SingleDelete { cf, key } => (cf, key, ValueType::SingleDeletion, &b""[..]),
+            Op::Merge { cf, key, operand } => (cf, key, ValueType::Merge, operand),
             _ => continue,
         };
         let Some(writer) = live.get_mut(&cf) else { continue };

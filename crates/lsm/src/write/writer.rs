@@ -198,8 +198,8 @@ impl Writer {
     /// for; returns the sequence number of its last operation.
     ///
     /// # Errors
-    /// - [`Kind::UnknownColumnFamily`]; [`Kind::Unsupported`] for range deletions; [`Kind::Memory`]
-    ///   for a batch of more than 256 MiB.
+    /// - [`Kind::UnknownColumnFamily`]; [`Kind::Unsupported`] for range deletions, and for merges in
+    ///   a family without a merge operator; [`Kind::Memory`] for a batch of more than 256 MiB.
     /// - [`Kind::Full`] when the disk has no room for it. It is not written, and neither is any
     ///   batch that was submitted after it until all refused callers have seen their refusals.
     /// - [`Kind::Io`] when the log cannot be written. It is unknown whether the batch will be there
@@ -307,8 +307,13 @@ impl Writer {
             if let Some(id) = op.column_family() {
                 version.family(id)?;
             }
-            if !matches!(op, Op::Put { .. } | Op::Delete { .. }) {
-                return Err(Error::new(Kind::Unsupported, format!("writing {op:?}")));
+            match op {
+                Op::Put { .. } | Op::Delete { .. } | Op::SingleDelete { .. } => {}
+                Op::Merge { cf, .. } => {
+                    let family = version.family(cf)?;
+                    family.merge.check_writing(&family.name)?;
+                }
+                _ => return Err(Error::new(Kind::Unsupported, format!("writing {op:?}"))),
             }
         }
         Ok(())
@@ -331,6 +336,31 @@ impl Writer {
     pub async fn delete(&self, key: &[u8]) -> Result<u64> {
         let mut batch = BatchWriter::new();
         batch.delete(0, key);
+        self.write(batch).await
+    }
+
+    /// Deletes a key of the default column family that was set exactly once since its last deletion;
+    /// see [`Writer::write`]. The value and the deletion cancel out when they are compacted. It must
+    /// not be used for a key that was set twice, merged, or deleted in another way: RocksDB then
+    /// shows old values again, or reports corruption.
+    ///
+    /// # Errors
+    /// As for [`Writer::write`].
+    pub async fn single_delete(&self, key: &[u8]) -> Result<u64> {
+        let mut batch = BatchWriter::new();
+        batch.single_delete(0, key);
+        self.write(batch).await
+    }
+
+    /// Adds an operand of the merge operator to a key of the default column family; see
+    /// [`Writer::write`].
+    ///
+    /// # Errors
+    /// [`Kind::Unsupported`] if the column family has no merge operator, or one that is not built
+    /// in; else as for [`Writer::write`].
+    pub async fn merge(&self, key: &[u8], operand: &[u8]) -> Result<u64> {
+        let mut batch = BatchWriter::new();
+        batch.merge(0, key, operand);
         self.write(batch).await
     }
 

@@ -18,7 +18,34 @@ use reactor::Core;
 use reactor::sim::{SimConfig, World};
 
 type Model = BTreeMap<Vec<u8>, Vec<u8>>;
-type Change = (Index, Option<(u8, u16)>);
+type Change = (Index, Edit);
+
+/// What is done to a key. Values and operands are a byte and how often it is repeated.
+#[derive(Clone, Copy, Debug)]
+enum Edit {
+    Put(u8, u16),
+    Merge(u8, u16),
+    Delete,
+    SingleDelete,
+}
+
+/// The merge operators, as RocksDB names them.
+const OPERATORS: [&str; 3] =
+    ["uint64add", "{id=StringAppendOperator;delimiter=, ;}", "{id=stringappendtest;delimiter=;}"];
+
+/// The value after a merge.
+fn merged(operator: usize, base: Option<&Vec<u8>>, operand: &[u8]) -> Vec<u8> {
+    let number = |bytes: &[u8]| bytes.try_into().map_or(0, u64::from_le_bytes);
+    let delimiter = if operator == 1 { ", " } else { "" };
+    match (operator, base) {
+        (0, base) => {
+            let base = base.map_or(0, |base| number(base));
+            base.wrapping_add(number(operand)).to_le_bytes().to_vec()
+        }
+        (_, None) => operand.to_vec(),
+        (_, Some(base)) => [base, delimiter.as_bytes(), operand].concat(),
+    }
+}
 
 #[derive(Clone, Debug)]
 enum Action {
@@ -53,7 +80,14 @@ fn any_change() -> impl Strategy<Value = Change> {
         3 => (any::<u8>(), 0u16..200),
         1 => (any::<u8>(), 0u16..9_000),
     ];
-    (any::<Index>(), prop_oneof![3 => value.prop_map(Some), 1 => Just(None)])
+    let operand = (any::<u8>(), prop_oneof![2 => Just(8), 1 => 0u16..100]);
+    let edit = prop_oneof![
+        4 => value.prop_map(|(byte, len)| Edit::Put(byte, len)),
+        4 => operand.prop_map(|(byte, len)| Edit::Merge(byte, len)),
+        1 => Just(Edit::Delete),
+        1 => Just(Edit::SingleDelete),
+    ];
+    (any::<Index>(), edit)
 }
 
 fn any_start() -> impl Strategy<Value = Start> {
@@ -157,16 +191,19 @@ struct Open {
     reader: Reader,
     snapshots: Vec<(Snapshot, Model)>,
     iterators: Vec<Held>,
+    operator: usize,
 }
 
-async fn open(core: &Core, power: bool, memtable_bytes: usize) -> Open {
+async fn open(core: &Core, power: bool, memtable_bytes: usize, operator: usize) -> Open {
     let durability = if power { Durability::Power } else { Durability::Process };
-    let writing = WriteOptions { durability, memtable_bytes, ..WriteOptions::default() };
+    let merge_operator = Some(OPERATORS[operator].parse().unwrap());
+    let writing =
+        WriteOptions { durability, memtable_bytes, merge_operator, ..WriteOptions::default() };
     let reading = OpenOptions { cache_bytes: 200_000, ..OpenOptions::default() };
     let opened = Db::open_for_writing(core, Path::new("/db"), reading, writing).await;
     let (db, writer) = opened.unwrap();
     let reader = db.attach(core);
-    Open { db, writer, reader, snapshots: Vec::new(), iterators: Vec::new() }
+    Open { db, writer, reader, snapshots: Vec::new(), iterators: Vec::new(), operator }
 }
 
 fn pick<'a, T>(of: &'a mut [T], index: &Index) -> Option<&'a mut T> {
@@ -188,15 +225,27 @@ impl Open {
             Action::Batch(changes) => {
                 let (mut batch, before) = (BatchWriter::new(), model.len());
                 for (index, change) in changes {
-                    let key = key(index.index(KEYS));
+                    // Half of the changes are to a few keys, so that operands pile up.
+                    let n = index.index(2 * KEYS);
+                    let key = key(if n < KEYS { n } else { n % 8 });
                     match change {
-                        Some((byte, len)) => {
+                        Edit::Put(byte, len) => {
                             let value = vec![*byte; usize::from(*len)];
                             batch.put(0, &key, &value);
                             model.insert(key, value);
                         }
-                        None => {
+                        Edit::Merge(byte, len) => {
+                            let operand = vec![*byte; usize::from(*len)];
+                            batch.merge(0, &key, &operand);
+                            let value = merged(self.operator, model.get(&key), &operand);
+                            model.insert(key, value);
+                        }
+                        Edit::Delete => {
                             batch.delete(0, &key);
+                            model.remove(&key);
+                        }
+                        Edit::SingleDelete => {
+                            batch.single_delete(0, &key);
                             model.remove(&key);
                         }
                     }
@@ -216,7 +265,15 @@ impl Open {
             Action::Get(index) => {
                 let key = key(index.index(KEYS));
                 let found = self.reader.get(0, &key, None).await.unwrap();
-                assert_eq!(found.as_deref(), model.get(&key).map(|value| &value[..]));
+                let expected = model.get(&key).map(|value| &value[..]);
+                assert_eq!(found.as_deref(), expected);
+                if let Some(found) = self.reader.get_cached(0, &key) {
+                    assert_eq!(found.unwrap().as_deref(), expected);
+                }
+                let found = self.reader.multi_get(0, &[b"none", &key, b"k"], None).await;
+                assert_eq!(found[1].as_ref().unwrap().as_deref(), expected);
+                let found = self.reader.contains(0, &[&key]).await;
+                assert_eq!(*found[0].as_ref().unwrap(), expected.is_some());
                 for (snapshot, then) in &self.snapshots {
                     let found = self.reader.get(0, &key, Some(snapshot)).await.unwrap();
                     assert_eq!(found.as_deref(), then.get(&key).map(|value| &value[..]));
@@ -281,9 +338,15 @@ impl Open {
     }
 }
 
-async fn run(core: Core, power: bool, memtable_bytes: usize, actions: Vec<Action>) -> (u64, u64) {
+async fn run(
+    core: Core,
+    power: bool,
+    memtable_bytes: usize,
+    operator: usize,
+    actions: Vec<Action>,
+) -> (u64, u64) {
     let mut model = Model::new();
-    let mut now = open(&core, power, memtable_bytes).await;
+    let mut now = open(&core, power, memtable_bytes, operator).await;
     let (mut flushes, mut merges) = (0, 0);
     let end = [Action::Reopen(power), Action::Scan(None)];
     for action in actions.iter().chain(&end) {
@@ -292,7 +355,7 @@ async fn run(core: Core, power: bool, memtable_bytes: usize, actions: Vec<Action
             let stats = now.writer.stats();
             (flushes, merges) = (flushes + stats.flushed_tables, merges + stats.merges);
             drop(now);
-            now = open(&core, power, memtable_bytes).await;
+            now = open(&core, power, memtable_bytes, operator).await;
         } else {
             now.act(&mut model, action).await;
         }
@@ -317,17 +380,18 @@ fn the_engine_is_a_sorted_map() {
         1usize..3,
         any::<bool>(),
         prop_oneof![Just(10_000usize), Just(40_000)],
+        0..OPERATORS.len(),
         proptest::collection::vec(any_action(), 1..250),
     );
     let counts = std::cell::RefCell::new((&mut flushes, &mut merges));
-    let result = runner.run(&worlds, |(seed, cores, power, memtable_bytes, actions)| {
+    let result = runner.run(&worlds, |(seed, cores, power, memtable_bytes, operator, actions)| {
         let world = World::new(seed, cores, SimConfig::default());
         world.add_dir("/db");
         let run = |core: Core| {
             let actions = if core.id() == 0 { actions.clone() } else { Vec::new() };
             async move {
                 match core.id() {
-                    0 => run(core, power, memtable_bytes, actions).await,
+                    0 => run(core, power, memtable_bytes, operator, actions).await,
                     _ => (0, 0),
                 }
             }

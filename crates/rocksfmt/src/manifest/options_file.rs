@@ -102,6 +102,20 @@ fn strip_comment(line: &str) -> &str {
     line
 }
 
+/// A value as it is written into an OPTIONS file.
+pub fn escape_option(value: &str) -> String {
+    let mut out = String::with_capacity(value.len());
+    for c in value.chars() {
+        match c {
+            '\n' => out.push_str("\\n"),
+            '\r' => out.push_str("\\r"),
+            '\\' | '#' | ':' => out.extend(['\\', c]),
+            _ => out.push(c),
+        }
+    }
+    out
+}
+
 fn unescape(value: &str) -> String {
     let mut out = String::with_capacity(value.len());
     let mut chars = value.chars();
