@@ -4,10 +4,11 @@
 use std::sync::Arc;
 
 use fs::SharedFile;
-use rocksfmt::{Comparator, FileMeta, KEY_TRAILER_BYTES, RangeTombstones};
+use rocksfmt::{Comparator, FileMeta, KEY_TRAILER_BYTES, Properties, RangeTombstones};
 
 use crate::compaction_filter::CompactionFilter;
 use crate::error::{Error, Kind, Result};
+use crate::family_options::FamilyOptions;
 use crate::mem::Mem;
 use crate::merge_operator::FamilyMerge;
 use crate::table::Table;
@@ -21,6 +22,8 @@ pub(crate) struct Level {
     /// The largest internal keys, one after another, and where each ends.
     largest: Vec<u8>,
     largest_ends: Vec<u32>,
+    bytes: u64,
+    compensated_bytes: u64,
 }
 
 impl Level {
@@ -28,7 +31,7 @@ impl Level {
     pub fn of(tables: Vec<u32>, slots: &[Slot]) -> Level {
         let mut level = Level::default();
         for slot in tables {
-            level.push(slot, slots[slot as usize].meta());
+            level.push(slot, &slots[slot as usize]);
         }
         level
     }
@@ -40,10 +43,22 @@ impl Level {
         Level::of(tables, slots)
     }
 
-    pub fn push(&mut self, slot: u32, meta: &FileMeta) {
-        self.slots.push(slot);
-        self.largest.extend_from_slice(&meta.largest);
+    fn push(&mut self, at: u32, slot: &Slot) {
+        self.slots.push(at);
+        self.largest.extend_from_slice(&slot.meta().largest);
         self.largest_ends.push(self.largest.len() as u32);
+        self.bytes += slot.meta().size_bytes;
+        self.compensated_bytes += slot.compensated_bytes();
+    }
+
+    /// Bytes of its tables.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// See [`Slot::compensated_bytes`].
+    pub fn compensated_bytes(&self) -> u64 {
+        self.compensated_bytes
     }
 
     fn largest(&self, at: usize) -> &[u8] {
@@ -83,6 +98,8 @@ pub(crate) struct Family {
     /// Writes that are in no table yet, the newest first.
     pub mems: Vec<Arc<Mem>>,
     pub levels: Vec<Level>,
+    /// What shapes its levels.
+    pub options: Arc<FamilyOptions>,
     /// Open blob files by number, sorted.
     pub blobs: Vec<(u64, Arc<BlobFile>)>,
     pub merge: FamilyMerge,
@@ -114,6 +131,22 @@ impl Slot {
             Slot::Broken { meta, .. } => meta,
             Slot::Free => unreachable!("no level names a free slot"),
         }
+    }
+
+    /// Bytes of the file, more if it is full of tombstones: merging it frees more than itself.
+    pub fn compensated_bytes(&self) -> u64 {
+        let table = match self {
+            Slot::Open(table) => table,
+            Slot::Broken { meta, .. } => return meta.size_bytes,
+            // A family was cleared while its files were merged.
+            Slot::Free => return 0,
+        };
+        let bytes = table.meta.size_bytes;
+        let Properties { num_entries, num_deletions, raw_value_size, .. } = table.properties;
+        let excess = num_deletions.saturating_mul(2).saturating_sub(num_entries);
+        let values = num_entries.saturating_sub(num_deletions).max(1);
+        let value = raw_value_size / values;
+        bytes.saturating_add(excess.saturating_mul(value.max(1)).saturating_mul(2).min(bytes * 8))
     }
 }
 
@@ -156,6 +189,11 @@ impl Version {
     #[inline]
     pub fn meta(&self, slot: u32) -> &FileMeta {
         self.slots[slot as usize].meta()
+    }
+
+    /// See [`Slot::compensated_bytes`].
+    pub fn compensated_bytes(&self, slot: u32) -> u64 {
+        self.slots[slot as usize].compensated_bytes()
     }
 
     /// The range tombstones of a file, if it has any and can be read.

@@ -58,5 +58,5 @@ pub use stats::{CoreStats, Counter};
 pub use task::Class;
 pub use wait::{
     Closed, Either, Elapsed, Event, Oneshot, OneshotReceiver, OneshotSender, Race, Timeout, Wait,
-    oneshot, race, timeout,
+    join_all, oneshot, race, timeout,
 };

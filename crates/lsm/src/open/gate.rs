@@ -419,6 +419,7 @@ mod tests {
             refused: None,
             mems: Vec::new(),
             levels: Vec::new(),
+            options: std::sync::Arc::default(),
             blobs: Vec::new(),
             merge: Default::default(),
             filter: None,

@@ -22,6 +22,7 @@ use rocksfmt::{ColumnFamily, Comparator, FileMeta, FileName, ManifestState};
 use crate::compaction_filter::{self, CompactionFilter};
 use crate::db::{Db, DbState, NOT_COUNTED};
 use crate::error::{Error, Kind, Result};
+use crate::family_options::FamilyOptions;
 use crate::mem::Mem;
 use crate::merge_operator::{FamilyMerge, MergeOperator, OptionsWriter};
 use crate::open::directory;
@@ -66,6 +67,8 @@ pub(crate) struct Loader<'a> {
 #[derive(Default)]
 struct Families {
     families: Vec<Family>,
+    /// The slots of each family's levels.
+    levels: Vec<Vec<Vec<u32>>>,
     /// The tables by slot.
     tables: Vec<(FileMeta, Comparator)>,
     unreadable_blobs: Vec<String>,
@@ -102,11 +105,12 @@ impl<'a> Loader<'a> {
         let logs_at = directory::logs_at(core, dir, &stored_options, &manifest).await?;
         let plan = self.plan(&manifest, &entries, &stored_options)?;
         let (mut recovered, is_long) = self.replay_logs(&plan, &manifest).await?;
-        let Families { mut families, tables, unreadable_blobs } =
+        let Families { mut families, levels, tables, unreadable_blobs } =
             self.families(&manifest, &plan, &stored_options, &mut recovered).await;
         let table_memory = TableMemory::new(self.options.memory_bytes);
         let slots = self.open_tables(&plan, tables, &table_memory).await?;
-        for family in &mut families {
+        for (family, levels) in families.iter_mut().zip(levels) {
+            family.levels = levels.into_iter().map(|level| Level::of(level, &slots)).collect();
             family.merge = merge_operator(family, &slots, &stored_options);
             if let Some(filter) = self.filters.get(&family.name) {
                 family.filter = Some(filter.clone());
@@ -229,16 +233,15 @@ impl<'a> Loader<'a> {
             let comparator = family.comparator().unwrap_or(Comparator::Bytewise);
             let mut levels = Vec::new();
             for files in &family.levels {
-                let mut level = Level::default();
-                for meta in files {
-                    if refused.is_none() {
-                        level.push(all.tables.len() as u32, meta);
-                        all.tables.push((meta.clone(), comparator));
-                    }
+                let mut slots = Vec::new();
+                for meta in files.iter().filter(|_| refused.is_none()) {
+                    slots.push(all.tables.len() as u32);
+                    all.tables.push((meta.clone(), comparator));
                 }
-                levels.push(level);
+                levels.push(slots);
             }
             let filter = stored_options.family(&family.name, "compaction_filter");
+            all.levels.push(levels);
             all.families.push(Family {
                 id: family.id,
                 name: family.name.clone(),
@@ -246,7 +249,9 @@ impl<'a> Loader<'a> {
                 comparator,
                 refused,
                 mems,
-                levels,
+                // Filled when the tables are open.
+                levels: Vec::new(),
+                options: Arc::new(FamilyOptions::of(stored_options, &family.name)),
                 blobs: open_blobs(self.dir, family, plan, &mut all.unreadable_blobs).await,
                 // The tables are not open yet.
                 merge: FamilyMerge::default(),

@@ -1,21 +1,20 @@
-//! Backpressure: how writes are kept from outrunning flushes and merges. Every limit is here.
+//! Backpressure: how writes are kept from outrunning flushes and merges.
 //!
 //! Writes fill memtables; flushes turn memtables into files of level 0; merges move these into
-//! level 1. These are the steps of backpressure, in the order in which they set in:
+//! deeper levels. These are the steps of backpressure, in the order in which they set in:
 //!
 //! 1. *Paced.* Flushes and merges run at a rate at which they end in time, and no faster: their
 //!    reads and writes queue in the device before the log's groups. A flush may take half the time
-//!    that the next memtables take to fill, a merge the time until level 0 has
-//!    [`LEVEL0_FILES_HURRY`] files. With that many files, with two generations of memtables
-//!    waiting, when writing ends, and before the first memtables have filled, there is no rate
+//!    that the next memtables take to fill; merges work off the debt by the time that level 0 has as
+//!    many files as an overload settles at. Above that, with two generations of memtables waiting,
+//!    when writing ends, and before the first memtables have filled, there is no rate
 //!    ([`WriteState::set_paces`]; `pace.rs` keeps to the rate).
-//! 2. *Delayed.* From [`LEVEL0_FILES_DELAY`] files of level 0 on, each group of batches is delayed,
-//!    so that no more bytes arrive until the merge under way has ended than level 0 has room for.
-//!    So writes are slow for a while and do not stall at the end ([`WriteState::delay`]).
+//! 2. *Delayed.* Each group of batches is delayed by what its bytes take at the rate that debt
+//!    allows (`controller.rs` has the law; [`WriteState::delay`]).
 //! 3. *Stalled.* New memtables are not begun while [`WAITING_MAX`] generations wait to be flushed,
-//!    or level 0 has [`LEVEL0_FILES_MAX`] files: reads search each of them, and RocksDB stops its
-//!    writers at 36 ([`WriteState::wait_for_headroom`]). While merges fail for another reason than
-//!    a full disk, level 0 may grow beyond that: reads get slower, and writes go on.
+//!    or level 0 has `level0_stop_writes_trigger` files ([`WriteState::wait_for_headroom`]). While
+//!    merges fail for another reason than a full disk, level 0 may grow beyond that: reads get
+//!    slower, and writes go on.
 //! 4. *Refused.* If the work that a stalled write waits for cannot make progress (the disk is full,
 //!    or tables cannot be written: `retry.rs`), or the log finds no space, the write is refused
 //!    with [`Kind::Full`], together with all that were submitted after it. No other write is
@@ -29,21 +28,16 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use crate::error::{Error, Kind, Result};
+use crate::version::Version;
 use crate::write::commit::GROUP_BYTES;
+use crate::write::controller::{self, Admission, Drain};
 use crate::write::pace::Pace;
+use crate::write::picker::{Memory, Picker, Plan, Shape};
 use crate::write::retry::Task;
 use crate::write::state::{Pending, Request, WriteState};
 
-/// Files of level 0 at which flushes and merges run as fast as they can.
-const LEVEL0_FILES_HURRY: usize = 14;
-/// Files of level 0 from which on groups are delayed.
-const LEVEL0_FILES_DELAY: usize = 16;
-/// Files of level 0 at which writes stall.
-const LEVEL0_FILES_MAX: usize = 24;
 /// Generations of memtables that may wait to be flushed.
 const WAITING_MAX: usize = 2;
-/// Longest delay of a group, in nanoseconds.
-const DELAY_MAX_NS: u64 = 100_000_000;
 
 /// The rates of flushes and merges, and the rate of writes that they follow.
 pub(crate) struct Paces {
@@ -52,6 +46,28 @@ pub(crate) struct Paces {
     /// How long the last memtables took to fill, and when they were full, in nanoseconds.
     fill_ns: Cell<u64>,
     filled_at_ns: Cell<u64>,
+    /// The debt of the version of this epoch, after this many jobs had begun or ended.
+    debt: Cell<Option<((u64, u64), Debt)>>,
+    /// The rates at which level 0 and memtables empty.
+    level0: Cell<Drain>,
+    flushed: Cell<Drain>,
+    admission: Cell<Admission>,
+    /// Bytes that have left level 0 by merges that have ended.
+    left_level0: Cell<u64>,
+}
+
+/// What merges have to do.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(crate) struct Debt {
+    /// Files of level 0 that merges can reduce, of the family that has most.
+    pub files: usize,
+    /// Files of level 0 at which that family stalls, and at which an overload settles.
+    pub files_stop: usize,
+    pub files_settled: usize,
+    /// Bytes that merges have to read and write, about.
+    pub bytes: u64,
+    /// See `controller.rs`.
+    pub pressure: f64,
 }
 
 impl Paces {
@@ -61,12 +77,22 @@ impl Paces {
             merge: Arc::default(),
             fill_ns: Cell::new(0),
             filled_at_ns: Cell::new(now_ns),
+            debt: Cell::new(None),
+            level0: Cell::default(),
+            flushed: Cell::default(),
+            admission: Cell::default(),
+            left_level0: Cell::new(0),
         }
     }
 
     /// Notes that memtables are full.
     pub fn note_fill(&self, now_ns: u64) {
         self.fill_ns.set(now_ns.saturating_sub(self.filled_at_ns.replace(now_ns)));
+    }
+
+    /// Notes that a merge has moved bytes out of level 0.
+    pub fn note_left_level0(&self, bytes: u64) {
+        self.left_level0.set(self.left_level0.get() + bytes);
     }
 }
 
@@ -87,18 +113,62 @@ impl Drop for Unnotified {
 }
 
 impl WriteState {
-    /// Files of level 0 that merges can reduce, of the family that has most.
-    pub fn level0_files(&self) -> usize {
-        self.merges.quarantine.level0_files(&self.db.0.current.load())
+    /// What merges have to do.
+    pub fn debt(&self) -> Debt {
+        let version = self.db.0.current.load();
+        let now = (version.epoch, self.merges.changes());
+        if let Some((then, debt)) = self.paces.debt.get()
+            && then == now
+        {
+            return debt;
+        }
+        let debt = self.debt_of(&version);
+        self.paces.debt.set(Some((now, debt)));
+        debt
     }
 
-    /// Sets the rates of the flush and the merge under way for the present state.
+    fn debt_of(&self, version: &Version) -> Debt {
+        let left_alone = |slot| self.merges.quarantine.holds(version, slot);
+        let memory = Memory { files: usize::MAX, bytes: u64::MAX };
+        let mut all = Debt { files_stop: usize::MAX, files_settled: 1, ..Debt::default() };
+        for family in version.families.iter().filter(|family| family.refused.is_none()) {
+            let options = &family.options;
+            if options.manual_only {
+                continue;
+            }
+            let (running, left_alone): (&[&Plan], _) = (&[], &left_alone);
+            let compression = self.options.compression;
+            let picker =
+                Picker { version, family, left_alone, running, memory, compression, turn: 0 };
+            let sizes = picker.sizes();
+            let debt = Shape::of(options, &sizes.bytes).debt(options, &sizes);
+            let bytes = sizes.bytes.iter().sum();
+            let files = sizes.level0_files;
+            let pressure = controller::pressure(options, files, debt, bytes);
+            all.bytes += debt;
+            if files >= all.files {
+                all.files = files;
+                all.files_stop = options.level0_stop;
+                all.files_settled = controller::settled_files(options);
+            }
+            all.pressure = all.pressure.max(pressure);
+        }
+        all
+    }
+
+    /// Files of level 0 that merges can reduce, of the family that has most.
+    pub fn level0_files(&self) -> usize {
+        self.debt().files
+    }
+
+    /// Sets the rates of the flush and the merges under way for the present state.
     pub fn set_paces(&self) {
         let Paces { flush, merge, fill_ns, .. } = &self.paces;
         let fill_ns = fill_ns.get();
-        let files = self.level0_files();
+        let debt = self.debt();
         let hurry = fill_ns == 0
-            || files >= LEVEL0_FILES_HURRY
+            || debt.files >= debt.files_settled
+            || debt.pressure >= controller::LIMITED
             || self.flushes.waiting.borrow().len() > 1
             || self.is_closing()
             || self.has_failed();
@@ -108,28 +178,53 @@ impl WriteState {
             return;
         }
         flush.set(self.options.memtable_bytes as u64, fill_ns / 2);
-        if let Some(progress) = &*self.merges.progress.borrow() {
-            let fills = (LEVEL0_FILES_HURRY - files) as u64;
-            merge.set(progress.left(), fill_ns.saturating_mul(fills));
+        let fills = (debt.files_settled - debt.files).max(1) as u64;
+        let left = debt.bytes.max(self.merges.bytes_left());
+        merge.set(left / self.merges.parts().max(1) as u64, fill_ns.saturating_mul(fills));
+    }
+
+    /// Delays the next group while flushes or merges lag.
+    pub async fn delay(&self) {
+        let Some(rate) = self.rate() else { return };
+        let bytes = next_group_bytes(&self.queue.requests);
+        let mut admission = self.paces.admission.get();
+        let ns = admission.delay_ns(self.core.now_ns(), bytes, rate);
+        self.paces.admission.set(admission);
+        if ns > 0 {
+            self.core.sleep_ns(ns).await;
+            self.count(|stats| stats.slowed_ns += ns);
         }
     }
 
-    /// Delays the next group while merges lag.
-    pub async fn delay(&self) {
-        let files = self.level0_files();
-        if files < LEVEL0_FILES_DELAY {
-            return;
+    /// The rate at which writes are admitted, in bytes per second; `None` for no limit.
+    fn rate(&self) -> Option<f64> {
+        let now_ns = self.core.now_ns();
+        let debt = self.debt();
+        let mut level0 = self.paces.level0.get();
+        if debt.pressure < controller::LIMITED / 2.0 {
+            level0.pause();
+        } else {
+            let under_way = self.merges.left_level0();
+            level0.sample(now_ns, self.paces.left_level0.get() + under_way);
         }
-        let bytes = next_group_bytes(&self.queue.requests);
-        let left_ns = match &*self.merges.progress.borrow() {
-            Some(progress) => progress.left_ns(self.core.now_ns()),
-            None => return,
-        };
-        let headroom = LEVEL0_FILES_MAX.saturating_sub(files) * self.options.memtable_bytes;
-        let ns = u128::from(left_ns) * bytes as u128 / headroom.max(1) as u128;
-        let ns = u64::try_from(ns).unwrap_or(u64::MAX).min(DELAY_MAX_NS);
-        self.core.sleep_ns(ns).await;
-        self.count(|stats| stats.slowed_ns += ns);
+        self.paces.level0.set(level0);
+        let waiting = self.flushes.waiting.borrow().len();
+        let mut flushed = self.paces.flushed.get();
+        if waiting == 0 {
+            flushed.pause();
+        } else {
+            flushed.sample(now_ns, self.paces.flush.done());
+        }
+        self.paces.flushed.set(flushed);
+        let by_merges = controller::rate(debt.pressure, level0.rate());
+        let by_flushes = (waiting >= WAITING_MAX).then(|| {
+            let room = 1.0 - self.flushes.filled.get().min(1.0);
+            controller::rate_into_last_memtable(room, flushed.rate())
+        });
+        match (by_merges, by_flushes) {
+            (Some(a), Some(b)) => Some(a.min(b)),
+            (a, b) => a.or(b),
+        }
     }
 
     /// Waits until new memtables may be begun.
@@ -139,8 +234,10 @@ impl WriteState {
     /// all writing.
     pub async fn wait_for_headroom(&self) -> Result<()> {
         let many_memtables = || self.flushes.waiting.borrow().len() >= WAITING_MAX;
-        let many_files =
-            || self.level0_files() >= LEVEL0_FILES_MAX && !self.retries.fails(Task::Merge);
+        let many_files = || {
+            let debt = self.debt();
+            debt.files >= debt.files_stop && !self.retries.fails(Task::Merge)
+        };
         let is_full = || many_memtables() || many_files();
         let is_stuck = || match many_memtables() {
             true => self.retries.error(Task::Flush).is_some(),

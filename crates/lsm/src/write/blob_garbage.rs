@@ -41,6 +41,15 @@ impl BlobMeter {
         self.count(key, value, -1);
     }
 
+    /// Adds the counts of another part of the merge.
+    pub fn append(&mut self, other: BlobMeter) {
+        for (number, theirs) in other.0 {
+            let balance = self.0.entry(number).or_default();
+            balance.count += theirs.count;
+            balance.bytes = balance.bytes.saturating_add(theirs.bytes);
+        }
+    }
+
     #[inline]
     fn count(&mut self, key: &[u8], value: &[u8], one: i64) {
         let kind = key.len().checked_sub(KEY_TRAILER_BYTES).map(|at| key[at]);

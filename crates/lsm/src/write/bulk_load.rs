@@ -83,7 +83,7 @@ impl<'a> Load<'a> {
     fn new(job: &'a Job, family: &'a Family, level: usize) -> Load<'a> {
         let table = NewTable {
             place: TablePlace { level, base_level: 1, is_bottom: true },
-            bytes: file_bytes(job),
+            bytes: file_bytes(job, family),
             oldest_ancestor_time: job.core.unix_time_ms() / 1000,
         };
         Load { job, family, file: None, tables: Vec::new(), entries: 0, table }

@@ -159,6 +159,7 @@ impl Commit<'_> {
             self.begin_log(1).await?;
         }
         if is_batch {
+            state.flushes.filled.set(self.fill());
             state.delay().await;
         }
         take_group(state, group);
@@ -241,13 +242,20 @@ impl Commit<'_> {
     /// their bytes. Bytes count too, because many families reserve memory that they do not use, and
     /// memtables of few bytes would become many small tables.
     fn is_full(&self) -> bool {
+        self.fill() >= 1.0
+    }
+
+    /// How full the memtables are.
+    fn fill(&self) -> f64 {
         let sum = |of: fn(&memtable::Memtable) -> usize| -> usize {
             self.live.values().map(|writer| of(writer.memtable())).sum()
         };
         let limit = self.state.options.memtable_bytes;
         let memory = sum(memtable::Memtable::memory);
-        memory >= 2 * limit.max(MEMTABLES_SMALL)
-            || (memory.max(MEMTABLES_SMALL) >= limit && sum(memtable::Memtable::bytes) >= limit / 4)
+        let part = |bytes: usize, limit: usize| bytes as f64 / limit.max(1) as f64;
+        let memory_part = part(memory.max(MEMTABLES_SMALL), limit);
+        let bytes_part = part(sum(memtable::Memtable::bytes), limit / 4);
+        part(memory, 2 * limit.max(MEMTABLES_SMALL)).max(memory_part.min(bytes_part))
     }
 
     /// Makes sure that the log has room for a group.

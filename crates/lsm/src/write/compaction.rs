@@ -1,8 +1,9 @@
-//! Compaction: merging level 0 into level 1, in the background.
+//! Compaction: merging files into deeper levels, in the background.
 //!
-//! All files of level 0 and those of level 1 that overlap them become new files of level 1
-//! (`merge_plan.rs` chooses them, `merge.rs` merges them). Files that overlap nothing are not
-//! rewritten; they only change their level.
+//! The picker (`picker/`) decides, a [`MergePart`] does the work on another core, and the owner
+//! installs the result: one record of the MANIFEST, then the readers' version. Several jobs run at
+//! the same time, one for each core at most. A large merge of level 0 is split into ranges of keys,
+//! which run on several cores.
 //!
 //! Column families that cannot be read and damaged tables are not merged. A merge that finds damage
 //! in an input is abandoned, reports it, and leaves that table alone from then on: the next merge
@@ -13,9 +14,12 @@
 //! finds no memory on its own is left alone like a damaged one. Only a MANIFEST or a directory that
 //! cannot be written ends writing.
 
+use std::cell::{Cell, RefCell};
+use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
+use reactor::{Core, join_all};
 use rocksfmt::{FileMeta, FileName, VersionEdit};
 
 use crate::error::{Error, Kind, Result};
@@ -23,18 +27,93 @@ use crate::mutant::mutant;
 use crate::table::Table;
 use crate::version::{Level, Slot, Version};
 use crate::write::job::{self, Job, JobCore};
-use crate::write::merge::{self, MEMORY_SHARE, Merged, MergedTables};
-use crate::write::merge_plan::{self, Memory, Plan};
+use crate::write::merge::{MEMORY_SHARE, MergePart, Merged, MergedTables};
 use crate::write::pace::MergeProgress;
+use crate::write::picker::{KeyRange, Memory, Picker, Plan};
+use crate::write::quarantine::Quarantine;
 use crate::write::retry::Task;
+use crate::write::split::split;
 use crate::write::state::WriteState;
 
 /// Attempts to merge as few files as possible, before a table that finds no memory is left alone;
 /// and the same once another table was.
 const MEMORY_TRIES: u32 = 8;
 const MEMORY_TRIES_LATER: u32 = 2;
+/// Most jobs at the same time.
+const JOBS_MAX: usize = 4;
 
-/// Merges whenever there is something to merge, until writing ends.
+/// The merges of a database.
+pub(crate) struct Merges {
+    /// The jobs under way.
+    pub running: RefCell<Vec<Arc<Running>>>,
+    /// Tables that merges leave alone.
+    pub quarantine: Quarantine,
+    /// Most files of level 0 in one merge. Reduced after a merge that lacked memory.
+    files_max: Cell<usize>,
+    /// Jobs begun.
+    turn: Cell<usize>,
+    /// Nothing could be picked from the version of this epoch while this many jobs had begun or
+    /// ended.
+    idle: Cell<Option<(u64, u64)>>,
+    /// Jobs that have begun or ended.
+    changes: Cell<u64>,
+}
+
+/// A job under way.
+pub(crate) struct Running {
+    pub family: u32,
+    pub plan: Arc<Plan>,
+    pub progress: MergeProgress,
+    /// Bytes of its inputs in level 0.
+    level0: u64,
+    /// The cores that it occupies.
+    parts: usize,
+}
+
+impl Merges {
+    pub fn new(version: &Version) -> Merges {
+        Merges {
+            running: RefCell::default(),
+            quarantine: Quarantine::new(version),
+            files_max: Cell::new(usize::MAX),
+            turn: Cell::new(0),
+            idle: Cell::new(None),
+            changes: Cell::new(0),
+        }
+    }
+
+    /// Bytes of inputs that running jobs have not merged yet, about.
+    pub fn bytes_left(&self) -> u64 {
+        self.running.borrow().iter().map(|job| job.progress.left()).sum()
+    }
+
+    /// Bytes that running jobs have moved out of level 0, about.
+    pub fn left_level0(&self) -> u64 {
+        let running = self.running.borrow();
+        running.iter().map(|job| (job.level0 as f64 * job.progress.part()) as u64).sum()
+    }
+
+    /// Changes with each job that begins or ends.
+    pub fn changes(&self) -> u64 {
+        self.changes.get()
+    }
+
+    /// The cores that running jobs occupy.
+    pub fn parts(&self) -> usize {
+        self.running.borrow().iter().map(|job| job.parts).sum()
+    }
+
+    fn note_change(&self) {
+        self.changes.set(self.changes.get() + 1);
+    }
+}
+
+/// The number of jobs that may run at the same time.
+pub(crate) fn jobs_max(core: &Core) -> usize {
+    core.cores().min(JOBS_MAX)
+}
+
+/// Merges whenever there is something to merge, until writing ends. [`jobs_max`] tasks do this.
 pub(crate) async fn run(state: &WriteState) {
     while !state.is_ending() {
         let since_ns = state.core.now_ns();
@@ -50,7 +129,9 @@ pub(crate) async fn run(state: &WriteState) {
                 continue;
             }
             Ok(Attempt::Nothing) => {
-                state.note_success(Task::Merge);
+                if state.merges.running.borrow().is_empty() {
+                    state.note_success(Task::Merge);
+                }
                 let wanted = || is_due(state, &state.db.0.current.load());
                 state.changed.wait_until(|| wanted() || state.is_ending()).await;
                 continue;
@@ -84,33 +165,56 @@ enum Attempt {
     Failed(Error),
 }
 
-/// Whether a family needs a merge.
+/// Whether another merge may begin now.
 pub(crate) fn is_due(state: &WriteState, version: &Version) -> bool {
-    planned(state, version, Memory { files: usize::MAX, bytes: u64::MAX }).is_some()
+    picked(state, version, Memory { files: usize::MAX, bytes: u64::MAX }).is_some()
 }
 
-/// The first family that needs a merge, and its plan.
-fn next_plan(state: &WriteState, version: &Version) -> Option<(u32, Plan)> {
-    let bytes = state.core.pool().limit() as u64 / MEMORY_SHARE;
-    planned(state, version, Memory { files: state.merges.files_max.get(), bytes })
+/// The most urgent family, and its plan.
+fn picked(state: &WriteState, version: &Version, memory: Memory) -> Option<(u32, Plan)> {
+    let merges = &state.merges;
+    let now = (version.epoch, merges.changes.get());
+    if merges.idle.get() == Some(now) || merges.parts() >= jobs_max(&state.core) {
+        return None;
+    }
+    let left_alone = |slot| merges.quarantine.holds(version, slot);
+    let running = merges.running.borrow();
+    let mut best: Option<(f64, u32, Plan)> = None;
+    for family in version.families.iter().filter(|family| family.refused.is_none()) {
+        let same = running.iter().filter(|job| job.family == family.id);
+        let plans: Vec<&Plan> = same.map(|job| &*job.plan).collect();
+        let running = &plans[..];
+        let turn = merges.turn.get();
+        let compression = state.options.compression;
+        let left_alone = &left_alone;
+        let picker = Picker { version, family, left_alone, running, memory, compression, turn };
+        let urgency = picker.urgency();
+        if urgency < 1.0 || best.as_ref().is_some_and(|best| best.0 >= urgency) {
+            continue;
+        }
+        if let Some(plan) = picker.pick() {
+            best = Some((urgency, family.id, plan));
+        }
+    }
+    if best.is_none() {
+        merges.idle.set(Some(now));
+    }
+    best.map(|(_, family, plan)| (family, plan))
 }
 
-fn planned(state: &WriteState, version: &Version, memory: Memory) -> Option<(u32, Plan)> {
-    let left_alone = |slot| state.merges.quarantine.holds(version, slot);
-    version.families.iter().find_map(|family| {
-        Some((family.id, merge_plan::plan(version, family, memory, &left_alone)?))
-    })
-}
-
-/// Merges level 0 of the first family that needs it.
+/// Merges what is most urgent.
 ///
 /// # Errors
 /// [`Kind::Full`] and [`Kind::Memory`] of the MANIFEST; all others end writing.
 async fn merge_next(state: &WriteState) -> Result<Attempt> {
     let version = state.db.version();
-    let Some((family, inputs)) = next_plan(state, &version) else { return Ok(Attempt::Nothing) };
-    let compaction = Compaction { state, version, family, inputs, since_ns: state.core.now_ns() };
-    let tables = if compaction.inputs.moves {
+    let bytes = state.core.pool().limit() as u64 / MEMORY_SHARE;
+    let memory = Memory { files: state.merges.files_max.get(), bytes };
+    let Some((family, plan)) = picked(state, &version, memory) else {
+        return Ok(Attempt::Nothing);
+    };
+    let compaction = Compaction::begin(state, version, family, plan);
+    let tables = if compaction.plan.moves {
         MergedTables::default()
     } else {
         match compaction.merge().await {
@@ -118,71 +222,126 @@ async fn merge_next(state: &WriteState) -> Result<Attempt> {
             Err(attempt) => return Ok(attempt),
         }
     };
-    if !compaction.inputs.moves {
+    if !compaction.plan.moves {
         state.sync_names().await?;
     }
     compaction.install(tables).await
 }
 
-/// A merge of one family.
+/// A merge of one family. Its inputs are busy until it is dropped.
 struct Compaction<'a> {
     state: &'a WriteState,
     /// The version that was planned on.
     version: Arc<Version>,
     family: u32,
-    inputs: Plan,
+    plan: Arc<Plan>,
+    ranges: Vec<KeyRange>,
+    running: Arc<Running>,
+    /// Bytes of the inputs that are done.
+    done: Arc<AtomicU64>,
+    /// The first of its cores.
+    place: usize,
     since_ns: u64,
 }
 
-impl Compaction<'_> {
-    /// The inputs, each with its level.
-    fn inputs(&self) -> impl Iterator<Item = (usize, u32)> {
-        let level0 = self.inputs.level0.iter().map(|&slot| (0, slot));
-        level0.chain(self.inputs.level1.iter().map(|&slot| (1, slot)))
+impl Drop for Compaction<'_> {
+    fn drop(&mut self) {
+        let merges = &self.state.merges;
+        merges.running.borrow_mut().retain(|job| !Arc::ptr_eq(job, &self.running));
+        merges.note_change();
+        self.state.changed.notify_all();
+    }
+}
+
+impl<'a> Compaction<'a> {
+    fn begin(
+        state: &'a WriteState,
+        version: Arc<Version>,
+        family: u32,
+        plan: Plan,
+    ) -> Compaction<'a> {
+        let merges = &state.merges;
+        let place = merges.parts();
+        let free = jobs_max(&state.core).saturating_sub(place);
+        let ranges = split(&version, family, &plan, free);
+        let bytes = plan.files().map(|(_, slot)| version.meta(slot).size_bytes).sum();
+        let (plan, done) = (Arc::new(plan), Arc::new(AtomicU64::new(0)));
+        let since_ns = state.core.now_ns();
+        let progress = MergeProgress::new(bytes, &done);
+        let level0 = match plan.start {
+            0 => plan.inputs.iter().map(|&slot| version.meta(slot).size_bytes).sum(),
+            _ => 0,
+        };
+        let parts = ranges.len();
+        let running = Running { family, plan: plan.clone(), progress, level0, parts };
+        let running = Arc::new(running);
+        merges.running.borrow_mut().push(running.clone());
+        merges.turn.set(merges.turn.get().wrapping_add(1));
+        merges.note_change();
+        state.set_paces();
+        Compaction { state, version, family, plan, ranges, running, done, place, since_ns }
     }
 
     fn input_bytes(&self) -> u64 {
-        self.inputs().map(|(_, slot)| self.version.meta(slot).size_bytes).sum()
+        self.plan.files().map(|(_, slot)| self.version.meta(slot).size_bytes).sum()
     }
 
-    /// Merges the inputs on another core.
+    /// Merges the inputs on other cores.
     ///
     /// # Errors
     /// The result of the attempt, if there are no tables.
     async fn merge(&self) -> std::result::Result<MergedTables, Attempt> {
         let state = self.state;
-        let done = Arc::new(AtomicU64::new(0));
-        let pace = state.paces.merge.clone();
-        let progress = MergeProgress::new(self.since_ns, self.input_bytes(), &done, &pace);
-        state.merges.progress.replace(Some(progress));
-        state.set_paces();
-        let (version, family, plan) = (self.version.clone(), self.family, self.inputs.clone());
-        let work =
-            async move |job: Job| merge::merge(&job, &version, family, &plan, &done, &pace).await;
-        let merged = job::run(state, JobCore::Merge, 0, work).await;
-        state.merges.progress.take();
-        match merged {
-            Ok(Some(Merged::Tables(tables))) => Ok(tables),
+        let parts = self.ranges.iter().enumerate().map(|(at, range)| {
+            let part = MergePart {
+                version: self.version.clone(),
+                family: self.family,
+                plan: self.plan.clone(),
+                range: range.clone(),
+                done: self.done.clone(),
+                pace: state.paces.merge.clone(),
+            };
+            let work = async move |job: Job| part.run(&job).await;
+            Box::pin(job::run(state, JobCore::Merge(self.place + at), 0, work))
+                as Pin<Box<dyn Future<Output = Result<Option<Merged>>>>>
+        });
+        let mut all = MergedTables::default();
+        let mut failed = None;
+        for result in join_all(parts.collect()).await {
+            match result {
+                Ok(Some(Merged::Tables(tables))) => all.append(tables),
+                other => failed = Some(other),
+            }
+        }
+        let Some(failed) = failed else { return Ok(all) };
+        job::remove_made(&state.dir, all.metas().map(|meta| meta.number)).await;
+        Err(self.attempt(failed))
+    }
+
+    /// The result of the attempt when a part has no tables.
+    fn attempt(&self, failed: Result<Option<Merged>>) -> Attempt {
+        match failed {
             // Writing has ended.
-            Ok(None) => Err(Attempt::Nothing),
+            Ok(None | Some(Merged::Tables(_))) => Attempt::Nothing,
             Ok(Some(Merged::Unread(slot, error))) if error.kind() == Kind::Memory => {
-                Err(self.lacks_memory(Some(slot), error))
+                self.lacks_memory(Some(slot), error)
             }
             Ok(Some(Merged::Unread(slot, error))) => {
-                state.merges.quarantine.add(&self.version, slot, &error);
-                Err(Attempt::LeftAlone)
+                self.state.merges.quarantine.add(&self.version, slot, &error);
+                self.state.merges.note_change();
+                Attempt::LeftAlone
             }
-            Err(error) if error.kind() == Kind::Memory => Err(self.lacks_memory(None, error)),
-            Err(error) => Err(Attempt::Failed(error)),
+            Err(error) if error.kind() == Kind::Memory => self.lacks_memory(None, error),
+            Err(error) => Attempt::Failed(error),
         }
     }
 
     /// The merge found no memory, to read the table of `slot` or for its outputs. The next merge
     /// takes fewer files. If there are no fewer, the table is left alone after some attempts.
     fn lacks_memory(&self, slot: Option<u32>, error: Error) -> Attempt {
-        let (state, inputs) = (self.state, &self.inputs);
-        let files = inputs.level0.len();
-        if files > inputs.least_files() {
+        let (state, plan) = (self.state, &self.plan);
+        let files = plan.inputs.len();
+        if plan.start == 0 && files > plan.least_files() {
             state.merges.files_max.set((files / 2).max(1));
             return Attempt::TooMany(error);
         }
@@ -192,10 +351,11 @@ impl Compaction<'_> {
         if state.retries.failures(Task::Merge) + 1 < tries {
             return Attempt::Failed(error);
         }
-        let Some(slot) = slot.or(inputs.level0.last().copied()) else {
+        let Some(slot) = slot.or(plan.inputs.last().copied()) else {
             return Attempt::Failed(error);
         };
         quarantine.add(&self.version, slot, &error);
+        state.merges.note_change();
         state.note_success(Task::Merge);
         Attempt::LeftAlone
     }
@@ -203,10 +363,10 @@ impl Compaction<'_> {
     /// Replaces the inputs by the new tables: in the MANIFEST, then for readers. Then the inputs
     /// are obsolete.
     async fn install(self, tables: MergedTables) -> Result<Attempt> {
-        let Compaction { state, version, family, inputs, .. } = &self;
+        let Compaction { state, version, family, plan, .. } = &self;
         let turn = state.manifest_turn().await?;
         let newest = state.db.version();
-        if !self.inputs().all(|(level, slot)| newest.is_at(version, *family, level, slot)) {
+        if !plan.files().all(|(level, slot)| newest.is_at(version, *family, level, slot)) {
             // They were cleared meanwhile.
             drop(turn);
             state.remove_tables(tables.metas());
@@ -214,57 +374,65 @@ impl Compaction<'_> {
         }
         let mut edit = self.edit(&tables);
         edit.blob_garbage = tables.blobs.garbage(turn.state(), &edit);
-        if mutant("inputs_go_first") && !inputs.moves {
-            let name = FileName::Sst(version.meta(inputs.level0[0]).number).to_string();
+        if mutant("inputs_go_first") && !plan.moves {
+            let name = FileName::Sst(version.meta(plan.inputs[0]).number).to_string();
             state.dir.remove(&name).await.map_err(|e| Error::io(&name, &e))?;
         }
         let written: u64 = tables.metas().map(|meta| meta.size_bytes).sum();
         let made: Vec<u64> = tables.metas().map(|meta| meta.number).collect();
-        let MergedTables { level0, level1, .. } = tables;
-        let changed =
-            turn.change(vec![edit], |v| replace(v, *family, inputs, level1, level0)).await;
+        let MergedTables { tables, staying, .. } = tables;
+        let changed = turn.change(vec![edit], |v| replace(v, *family, plan, tables, staying)).await;
         if let Err(error) = &changed
             && error.kind() == Kind::Full
         {
             job::remove_made(&state.dir, made.into_iter()).await;
         }
         changed?;
-        if !inputs.moves {
-            self.count(written);
-            state.remove_tables(self.inputs().map(|(_, slot)| version.meta(slot)));
+        state.paces.note_left_level0(self.running.level0);
+        self.count(written);
+        if !plan.moves {
+            state.remove_tables(plan.files().map(|(_, slot)| version.meta(slot)));
         }
         Ok(Attempt::Merged)
     }
 
     /// The change of the MANIFEST, without the garbage in blob files.
     fn edit(&self, tables: &MergedTables) -> VersionEdit {
-        let Compaction { version, inputs, .. } = self;
-        let moved = inputs.level0.iter().filter(|_| inputs.moves).map(|&slot| version.meta(slot));
-        let level1 = tables.level1.iter().map(|table| &table.meta).chain(moved);
-        let level0 = tables.level0.iter().map(|table| &table.meta);
-        let deleted = self.inputs().map(|(level, slot)| (level as u32, version.meta(slot).number));
+        let Compaction { version, plan, .. } = self;
+        let moved = plan.inputs.iter().filter(|_| plan.moves).map(|&slot| version.meta(slot));
+        let down = tables.tables.iter().map(|table| &table.meta).chain(moved);
+        let staying = tables.staying.iter().map(|table| &table.meta);
+        let deleted = plan.files().map(|(level, slot)| (level as u32, version.meta(slot).number));
         VersionEdit {
             column_family: self.family,
             deleted_files: deleted.collect(),
-            new_files: level1
-                .map(|meta| (1, meta.clone()))
-                .chain(level0.map(|meta| (0, meta.clone())))
+            new_files: down
+                .map(|meta| (plan.output as u32, meta.clone()))
+                .chain(staying.map(|meta| (0, meta.clone())))
                 .collect(),
             ..VersionEdit::default()
         }
     }
 
     fn count(&self, written: u64) {
-        let bytes = self.input_bytes();
+        let (plan, bytes) = (&self.plan, self.input_bytes());
         tracing::debug!(
-            level0 = self.inputs.level0.len(),
-            level1 = self.inputs.level1.len(),
+            from = plan.start,
+            to = plan.output,
+            files = plan.inputs.len(),
+            overlapped = plan.overlapped.len(),
             bytes,
             written,
+            parts = self.ranges.len(),
             ms = (self.state.core.now_ns() - self.since_ns) / 1_000_000,
-            "merged level 0 into level 1"
+            "{}",
+            if plan.moves { "moved" } else { "merged" }
         );
         self.state.count(|stats| {
+            if plan.moves {
+                stats.moved_files += plan.inputs.len() as u64;
+                return;
+            }
             stats.merges += 1;
             stats.merged_bytes += bytes;
             stats.merged_into_bytes += written;
@@ -274,7 +442,7 @@ impl Compaction<'_> {
 
 impl MergedTables {
     fn metas(&self) -> impl Iterator<Item = &FileMeta> {
-        self.level1.iter().chain(self.level0.as_deref()).map(|table| &table.meta)
+        self.tables.iter().chain(self.staying.as_deref()).map(|table| &table.meta)
     }
 }
 
@@ -295,33 +463,36 @@ impl Version {
 fn replace(
     version: &mut Version,
     id: u32,
-    inputs: &Plan,
+    plan: &Plan,
     tables: Vec<Table>,
-    stays: Option<Box<Table>>,
+    staying: Option<Box<Table>>,
 ) {
-    let stays = stays.map(|table| version.put(*table));
+    let staying = staying.map(|table| version.put(*table));
     let mut new: Vec<u32> = tables.into_iter().map(|table| version.put(table)).collect();
-    if inputs.moves {
-        new.extend(&inputs.level0);
+    if plan.moves {
+        new.extend(&plan.inputs);
     }
     let Some(at) = version.families.iter().position(|family| family.id == id) else { return };
     let comparator = version.families[at].comparator;
     let levels = &mut version.families[at].levels;
-    levels.resize_with(levels.len().max(2), Level::default);
+    levels.resize_with(levels.len().max(plan.output + 1), Level::default);
     let without = |level: &Level, gone: &[u32]| -> Vec<u32> {
         level.slots.iter().copied().filter(|slot| !gone.contains(slot)).collect()
     };
-    // In the place of the run: files that came meanwhile are newer.
-    let older = levels[0].slots.iter().rposition(|slot| inputs.level0.contains(slot));
-    let older = levels[0].slots[older.map_or(0, |last| last + 1)..].len();
-    let mut rest0 = without(&levels[0], &inputs.level0);
-    rest0.splice(rest0.len() - older..rest0.len() - older, stays);
-    let mut level1 = without(&levels[1], &inputs.level1);
-    level1.extend(new);
-    levels[0] = Level::of(rest0, &version.slots);
-    levels[1] = Level::sorted(level1, &version.slots, comparator);
-    if !inputs.moves {
-        for &slot in inputs.level0.iter().chain(&inputs.level1) {
+    let mut start = without(&levels[plan.start], &plan.inputs);
+    if plan.start == 0 {
+        // In the place of the run: files that came meanwhile are newer.
+        let slots = &levels[0].slots;
+        let older = slots.iter().rposition(|slot| plan.inputs.contains(slot));
+        let older = slots[older.map_or(0, |last| last + 1)..].len();
+        start.splice(start.len() - older..start.len() - older, staying);
+    }
+    let mut output = without(&levels[plan.output], &plan.overlapped);
+    output.extend(new);
+    levels[plan.start] = Level::of(start, &version.slots);
+    levels[plan.output] = Level::sorted(output, &version.slots, comparator);
+    if !plan.moves {
+        for (_, slot) in plan.files() {
             version.slots[slot as usize] = Slot::Free;
         }
     }

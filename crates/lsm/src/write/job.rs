@@ -49,12 +49,24 @@ const RESERVE: usize = 6;
 /// Smaller memtables have smaller chunks: nothing is kept in reserve for them.
 const RESERVE_MEMTABLES_MIN: usize = 16 << 20;
 
-/// The core of a job, counted from the core that owns the database. Merges, which are the most
-/// work, run on the next core, flushes on the one after that. With two cores that is the owner.
+/// The core of a job.
 #[derive(Clone, Copy)]
 pub(crate) enum JobCore {
-    Merge = 1,
-    Flush = 2,
+    /// Merges are the most work: they begin at the core after the owner, one core for each that
+    /// runs.
+    Merge(usize),
+    /// The core after that of the first merge. With two cores that is the owner.
+    Flush,
+}
+
+impl JobCore {
+    fn id(self, core: &Core) -> usize {
+        let after = match self {
+            JobCore::Merge(at) => 1 + at,
+            JobCore::Flush => 2,
+        };
+        (core.id() + after) % core.cores()
+    }
 }
 
 /// Interval at which a job polls whether it was cancelled, in nanoseconds. The owner is another
@@ -72,7 +84,7 @@ pub(crate) async fn run<R: Send + 'static, Fut: Future<Output = Result<R>> + 'st
     work: impl FnOnce(Job) -> Fut + Send + 'static,
 ) -> Result<Option<R>> {
     let core = &state.core;
-    let there = (core.id() + place as usize) % core.cores();
+    let there = place.id(core);
     let (db, compression) = (state.db.clone(), state.options.compression);
     let cancelled = Arc::new(AtomicBool::new(false));
     let is_cancelled = cancelled.clone();
@@ -136,7 +148,7 @@ pub(crate) fn fill_reserve(state: &Rc<WriteState>) {
     {
         return;
     }
-    let there = (core.id() + JobCore::Merge as usize) % core.cores();
+    let there = JobCore::Merge(0).id(core);
     // A weak reference: this must not keep a closed database open or locked.
     let (core, state) = (core.clone(), Rc::downgrade(state));
     core.clone().spawn(Class::Background, async move {

@@ -5,7 +5,7 @@
 //! - `commit` writes groups to the log (`wal_writer`) and to the memtables.
 //! - `flush` and `compaction` write tables and change the MANIFEST (`manifest_turn`,
 //!   `manifest_writer`). Their work runs as a `job` on other cores (`merge`, `table_writer`);
-//!   `merge_plan` and `compaction_iter` decide what is merged and which versions are kept, and are
+//!   `picker` and `compaction_iter` decide what is merged and which versions are kept, and are
 //!   pure.
 //! - `backpressure` is the law by which writes wait (`pace` is its rate); `retry` tries again after
 //!   failures; `quarantine` lists damaged tables; `obsolete` removes and recycles files.
@@ -24,6 +24,7 @@ pub(crate) mod bulk_load;
 pub(crate) mod commit;
 pub(crate) mod compaction;
 pub(crate) mod compaction_iter;
+pub(crate) mod controller;
 pub(crate) mod flush;
 pub(crate) mod insist;
 pub(crate) mod job;
@@ -31,11 +32,12 @@ pub(crate) mod live_files;
 pub(crate) mod manifest_turn;
 pub(crate) mod manifest_writer;
 pub(crate) mod merge;
-pub(crate) mod merge_plan;
 pub(crate) mod obsolete;
 pub(crate) mod pace;
+pub(crate) mod picker;
 pub(crate) mod quarantine;
 pub(crate) mod retry;
+pub(crate) mod split;
 pub(crate) mod state;
 pub(crate) mod table_writer;
 pub(crate) mod wal_writer;

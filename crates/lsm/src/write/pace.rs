@@ -20,8 +20,8 @@ const LATE_MAX_NS: u64 = 10_000_000;
 pub(crate) struct Pace {
     /// Bytes per second; 0 for no limit.
     rate: AtomicU64,
-    /// Nanoseconds slept.
-    slept_ns: AtomicU64,
+    /// Bytes done.
+    done: AtomicU64,
 }
 
 impl Pace {
@@ -37,9 +37,9 @@ impl Pace {
         self.rate.store(0, Ordering::Relaxed);
     }
 
-    /// Nanoseconds slept so far.
-    pub fn slept_ns(&self) -> u64 {
-        self.slept_ns.load(Ordering::Relaxed)
+    /// Bytes that jobs have done so far, in steps.
+    pub fn done(&self) -> u64 {
+        self.done.load(Ordering::Relaxed)
     }
 }
 
@@ -63,6 +63,7 @@ impl<'a> Paced<'a> {
             return;
         }
         let bytes = std::mem::take(&mut self.bytes);
+        self.pace.done.fetch_add(bytes, Ordering::Relaxed);
         let rate = self.pace.rate.load(Ordering::Relaxed);
         let now_ns = core.now_exact_ns();
         self.due_ns = self.due_ns.max(now_ns.saturating_sub(LATE_MAX_NS));
@@ -74,34 +75,22 @@ impl<'a> Paced<'a> {
         if self.due_ns > now_ns {
             let ns = (self.due_ns - now_ns).min(SLEEP_MAX_NS);
             core.sleep_ns(ns).await;
-            self.pace.slept_ns.fetch_add(ns, Ordering::Relaxed);
         }
     }
 }
 
 /// The progress of a merge.
 pub(crate) struct MergeProgress {
-    started_ns: u64,
     /// Bytes to be merged.
     bytes: u64,
     /// Bytes merged so far, about. The job counts them.
     done: Arc<AtomicU64>,
-    pace: Arc<Pace>,
-    /// What the pace had slept when the merge began.
-    slept_ns: u64,
 }
 
 impl MergeProgress {
     /// Begins a merge of `bytes`. The job counts the bytes that are done in `done`.
-    pub fn new(now_ns: u64, bytes: u64, done: &Arc<AtomicU64>, pace: &Arc<Pace>) -> MergeProgress {
-        let slept_ns = pace.slept_ns();
-        MergeProgress {
-            started_ns: now_ns,
-            bytes,
-            done: done.clone(),
-            pace: pace.clone(),
-            slept_ns,
-        }
+    pub fn new(bytes: u64, done: &Arc<AtomicU64>) -> MergeProgress {
+        MergeProgress { bytes, done: done.clone() }
     }
 
     /// Bytes that are left to be merged, about.
@@ -109,12 +98,8 @@ impl MergeProgress {
         self.bytes.saturating_sub(self.done.load(Ordering::Relaxed))
     }
 
-    /// Nanoseconds that the rest will take at the speed so far, sleeps not counted.
-    pub fn left_ns(&self, now_ns: u64) -> u64 {
-        let done = self.done.load(Ordering::Relaxed).clamp(1, self.bytes.max(1));
-        let slept_ns = self.pace.slept_ns() - self.slept_ns;
-        let ns = now_ns.saturating_sub(self.started_ns).saturating_sub(slept_ns);
-        let left = u128::from(ns) * u128::from(self.bytes.saturating_sub(done)) / u128::from(done);
-        u64::try_from(left).unwrap_or(u64::MAX)
+    /// The part that is done, from 0 to 1, about.
+    pub fn part(&self) -> f64 {
+        1.0 - self.left() as f64 / self.bytes.max(1) as f64
     }
 }

@@ -9,7 +9,6 @@ use std::collections::BTreeSet;
 use crate::error::{Error, Kind};
 use crate::version::{Slot, Version};
 use crate::write::merge;
-use crate::write::merge_plan;
 
 /// The tables that merges leave alone.
 #[derive(Default)]
@@ -18,16 +17,14 @@ pub(crate) struct Quarantine {
     tables: RefCell<BTreeSet<u64>>,
     /// One of them needs more memory than there is.
     for_memory: Cell<bool>,
-    /// The last result of [`Quarantine::level0_files`], and the epoch of its version.
-    level0_files: Cell<Option<(u64, usize)>>,
 }
 
 impl Quarantine {
-    /// The tables of a version, in the levels that are merged, that are known to be damaged.
+    /// The tables of a version that are known to be damaged.
     pub fn new(version: &Version) -> Quarantine {
         let quarantine = Quarantine::default();
         for family in version.families.iter().filter(|family| family.refused.is_none()) {
-            for &slot in family.levels.iter().take(2).flat_map(|level| &level.slots) {
+            for &slot in family.levels.iter().flat_map(|level| &level.slots) {
                 if let Slot::Broken { error, .. } = &version.slots[slot as usize] {
                     quarantine.add(version, slot, error);
                 } else if merge::truncated_tombstones(version, slot, family.comparator).is_none() {
@@ -45,7 +42,6 @@ impl Quarantine {
     /// Leaves a table alone from now on, and reports it once.
     pub fn add(&self, version: &Version, slot: u32, error: &Error) {
         let number = version.meta(slot).number;
-        self.level0_files.set(None);
         self.for_memory.set(self.for_memory.get() || error.kind() == Kind::Memory);
         if self.tables.borrow_mut().insert(number) {
             let advice = match error.kind() {
@@ -77,23 +73,5 @@ impl Quarantine {
         }
         let levels = version.families.iter().flat_map(|family| &family.levels);
         levels.flat_map(|level| &level.slots).filter(|slot| self.holds(version, **slot)).count()
-    }
-
-    /// Files of level 0 that merges can reduce, of the family that has most.
-    pub fn level0_files(&self, version: &Version) -> usize {
-        if self.tables.borrow().is_empty() {
-            let levels = version.families.iter().filter_map(|family| family.levels.first());
-            return levels.map(|level| level.slots.len()).max().unwrap_or(0);
-        }
-        if let Some((epoch, files)) = self.level0_files.get()
-            && epoch == version.epoch
-        {
-            return files;
-        }
-        let left_alone = |slot| self.holds(version, slot);
-        let of = |family| merge_plan::level0_files(version, family, &left_alone);
-        let files = version.families.iter().map(of).max().unwrap_or(0);
-        self.level0_files.set(Some((version.epoch, files)));
-        files
     }
 }

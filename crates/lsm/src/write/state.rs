@@ -20,18 +20,17 @@ use crate::file_list::FileList;
 use crate::mem::Mem;
 use crate::options::WriteOptions;
 use crate::write::backpressure::{Paces, Unnotified};
+use crate::write::compaction::{self, Merges};
 use crate::write::manifest_turn::SharedManifest;
 use crate::write::manifest_writer::ManifestWriter;
 use crate::write::obsolete::ObsoleteFiles;
-use crate::write::pace::MergeProgress;
-use crate::write::quarantine::Quarantine;
 use crate::write::retry::Retries;
 use crate::write::writer::WriterStats;
 
 /// Pause after a flush or a merge that found no memory, in nanoseconds.
 const MEMORY_PAUSE_NS: u64 = 100_000_000;
-/// The tasks that [`crate::Writer`] starts.
-const TASKS: usize = 4;
+/// The tasks that [`crate::Writer`] starts, besides those that merge.
+const TASKS: usize = 3;
 
 /// The state of writing.
 pub(crate) struct WriteState {
@@ -73,16 +72,8 @@ pub(crate) struct Flushes {
     pub waiting: RefCell<VecDeque<Generation>>,
     /// Generations that have become tables.
     pub done: Cell<u64>,
-}
-
-/// Merges of tables.
-pub(crate) struct Merges {
-    /// The progress of the merge under way.
-    pub progress: RefCell<Option<MergeProgress>>,
-    /// Tables that merges leave alone.
-    pub quarantine: Quarantine,
-    /// Most files of level 0 in one merge. Reduced after a merge that lacked memory.
-    pub files_max: Cell<usize>,
+    /// How full the memtables are that are written to: 1 for full.
+    pub filled: Cell<f64>,
 }
 
 /// Memory for memtables that another core has touched.
@@ -191,11 +182,7 @@ impl WriteState {
             options,
             queue: Queue::default(),
             flushes: Flushes::default(),
-            merges: Merges {
-                progress: RefCell::default(),
-                quarantine: Quarantine::new(&db.version()),
-                files_max: Cell::new(usize::MAX),
-            },
+            merges: Merges::new(&db.version()),
             manifest: SharedManifest::new(manifest),
             obsolete: ObsoleteFiles::default(),
             paces: Paces::new(core.now_ns()),
@@ -205,7 +192,7 @@ impl WriteState {
                 failed: RefCell::new(None),
                 closing: Cell::new(false),
                 committing: Cell::new(true),
-                working: Cell::new(TASKS),
+                working: Cell::new(TASKS + compaction::jobs_max(core)),
                 ended: Event::default(),
             },
             changed: Event::default(),

@@ -10,17 +10,21 @@ use crate::table_options::TablePlace;
 use crate::version::Family;
 use crate::write::job::Job;
 
-/// The bounds of [`file_bytes`].
-const FILE_BYTES_MAX: u64 = 64 << 20;
+/// Least limit of a table's size, in bytes.
 const FILE_BYTES_MIN: u64 = 4 << 20;
 /// Bytes that are gathered before they are passed to the file.
 const PIECE: usize = 16 << 10;
 
-/// Size of a table below level 0, about. A table writer holds the table's index and the hashes of
-/// all its keys, a tenth of the table or more if values are small; and an index or filter that is
-/// read on demand is read whole. So tables are small if there is little memory.
-pub(crate) fn file_bytes(job: &Job) -> u64 {
-    (job.db.0.tables.budget() as u64).clamp(FILE_BYTES_MIN, FILE_BYTES_MAX)
+/// Largest size of a table below level 0, about. A table writer holds the table's index and the
+/// hashes of all its keys, a tenth of the table or more if values are small; and an index or filter
+/// that is read on demand is read whole. So tables are small if there is little memory.
+pub(crate) fn file_bytes_max(job: &Job) -> u64 {
+    (job.db.0.tables.budget() as u64).max(FILE_BYTES_MIN)
+}
+
+/// Size of the tables of a load, about.
+pub(crate) fn file_bytes(job: &Job, family: &Family) -> u64 {
+    family.options.file_bytes.min(file_bytes_max(job))
 }
 
 /// What is known of a table before it is written.

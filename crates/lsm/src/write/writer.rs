@@ -56,8 +56,10 @@ pub struct WriterStats {
     pub flushed_tables: u64,
     /// Bytes of these tables.
     pub flushed_bytes: u64,
-    /// Merges of level 0 into level 1.
+    /// Merges of files into a deeper level.
     pub merges: u64,
+    /// Files that only changed their level.
+    pub moved_files: u64,
     /// Bytes of the tables merged.
     pub merged_bytes: u64,
     /// Bytes of the tables that merges made.
@@ -186,11 +188,13 @@ impl Writer {
             removal.remove_obsolete().await;
             removal.end_work();
         });
-        let compaction = state.clone();
-        state.core.spawn(Class::Background, async move {
-            compaction::run(&compaction).await;
-            compaction.end_work();
-        });
+        for _ in 0..compaction::jobs_max(&state.core) {
+            let compaction = state.clone();
+            state.core.spawn(Class::Background, async move {
+                compaction::run(&compaction).await;
+                compaction.end_work();
+            });
+        }
         Ok(())
     }
 
@@ -268,7 +272,7 @@ impl Writer {
     pub fn is_quiesced(&self) -> bool {
         let state = &self.0;
         state.flushes.waiting.borrow().is_empty()
-            && state.merges.progress.borrow().is_none()
+            && state.merges.running.borrow().is_empty()
             && !compaction::is_due(state, &state.db.version())
     }
 

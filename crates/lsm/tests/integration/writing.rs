@@ -48,7 +48,8 @@ fn written_read_and_judged(durability: Durability, compression: Compression) {
                 }
                 let levels = &db.stat().column_families[0].levels;
                 let files: Vec<usize> = levels.iter().map(|level| level.files).collect();
-                assert!(files[0] <= 20 && (round == 0 || files[1] > 0), "{files:?}");
+                let merged: usize = files[1..].iter().sum();
+                assert!(files[0] <= 36 && (round == 0 || merged > 0), "{files:?}");
                 model
             }
         });
@@ -127,7 +128,7 @@ fn a_snapshot_sees_the_same_through_flushes_and_merges() {
             drop(held);
             writer.close().await.unwrap();
             let levels = &db.stat().column_families[0].levels;
-            assert!(levels[1].files > 0, "nothing was merged");
+            assert!(levels[1..].iter().any(|level| level.files > 0), "nothing was merged");
         }
     });
 }

@@ -11,9 +11,11 @@
 //! This module uses `core` only for its timers.
 
 mod event;
+mod join;
 mod oneshot;
 mod timeout;
 
 pub use event::{Event, Wait};
+pub use join::join_all;
 pub use oneshot::{Closed, Oneshot, OneshotReceiver, OneshotSender, oneshot};
 pub use timeout::{Either, Elapsed, Race, Timeout, race, timeout};

@@ -42,7 +42,6 @@
 //!    a limit, and above a value in a blob file or an entity.
 //! 8. Everything else stays.
 
-mod below;
 mod held;
 #[cfg(test)]
 mod tests;
@@ -56,7 +55,6 @@ use crate::compaction_filter::{CompactionFilter, FilterDecision};
 use crate::error::{Error, Kind, Result};
 use crate::merge_operator::MergeOperator;
 use crate::mutant::mutant;
-pub(crate) use crate::write::compaction_iter::below::KeysBelow;
 use crate::write::compaction_iter::held::Held;
 
 /// Where the outputs go.

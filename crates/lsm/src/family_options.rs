@@ -1,0 +1,163 @@
+//! The options of a column family that shape its levels, from the directory's OPTIONS file.
+//!
+//! Names, defaults and meanings are RocksDB's, so that RocksDB goes on with the same shape. An
+//! option that is absent or cannot be parsed has RocksDB's default. `docs/DIRECTORIES.md` lists
+//! what each option means here.
+
+use crate::stored_options::StoredOptions;
+
+/// Upper limit of `num_levels`. RocksDB itself has no use for more.
+const LEVELS_MAX: usize = 100;
+/// `max_compaction_bytes` if it is 0, as a multiple of `target_file_size_base`.
+const COMPACTION_FILES: u64 = 25;
+
+/// How the levels of a family are shaped.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct FamilyOptions {
+    /// `num_levels`, level 0 included.
+    pub levels: usize,
+    /// `level_compaction_dynamic_level_bytes`: targets follow from the size of the last level.
+    pub dynamic: bool,
+    /// `max_bytes_for_level_base`.
+    pub level_base_bytes: u64,
+    /// `max_bytes_for_level_multiplier`.
+    pub level_multiplier: f64,
+    /// `max_bytes_for_level_multiplier_additional`, by level. Only static levels use it.
+    pub level_multiplier_additional: Vec<u64>,
+    /// `target_file_size_base`.
+    pub file_bytes: u64,
+    /// `target_file_size_multiplier`.
+    pub file_multiplier: u64,
+    /// `max_compaction_bytes`.
+    pub compaction_bytes: u64,
+    /// `level0_file_num_compaction_trigger`.
+    pub level0_trigger: usize,
+    /// `level0_slowdown_writes_trigger`.
+    pub level0_slowdown: usize,
+    /// `level0_stop_writes_trigger`.
+    pub level0_stop: usize,
+    /// `soft_pending_compaction_bytes_limit`; `u64::MAX` for none.
+    pub pending_soft: u64,
+    /// `hard_pending_compaction_bytes_limit`; `u64::MAX` for none.
+    pub pending_hard: u64,
+    /// `disable_auto_compactions`.
+    pub manual_only: bool,
+}
+
+impl Default for FamilyOptions {
+    fn default() -> FamilyOptions {
+        FamilyOptions::read(|_| None)
+    }
+}
+
+impl FamilyOptions {
+    /// The options of a family. A family without a section has RocksDB's defaults.
+    pub fn of(stored: &StoredOptions, family: &str) -> FamilyOptions {
+        FamilyOptions::read(|key| stored.family(family, key))
+    }
+
+    fn read<'a>(get: impl Fn(&str) -> Option<&'a str>) -> FamilyOptions {
+        let number = |key: &str, default: u64| -> u64 {
+            get(key).and_then(|text| text.parse().ok()).unwrap_or(default)
+        };
+        let flag = |key: &str, default: bool| get(key).map_or(default, |text| text == "true");
+        let limit = |key: &str, default: u64| match number(key, default) {
+            0 => u64::MAX,
+            some => some,
+        };
+        let count = |key: &str, default: u64| number(key, default).clamp(1, 1 << 20) as usize;
+        let multiplier = get("max_bytes_for_level_multiplier").and_then(|text| text.parse().ok());
+        let multiplier = multiplier.filter(|value: &f64| value.is_finite()).unwrap_or(10.0);
+        let additional = get("max_bytes_for_level_multiplier_additional").unwrap_or_default();
+        let file_bytes = number("target_file_size_base", 64 << 20).max(1);
+        let level0_trigger = count("level0_file_num_compaction_trigger", 4);
+        let level0_slowdown = count("level0_slowdown_writes_trigger", 20).max(level0_trigger);
+        // Universal compaction has no targets of levels: the first level with files is the base.
+        let universal = get("compaction_style") == Some("kCompactionStyleUniversal");
+        FamilyOptions {
+            levels: number("num_levels", 7).clamp(2, LEVELS_MAX as u64) as usize,
+            // Versions before 8.4 have it off by default, and write it into the file.
+            dynamic: universal || flag("level_compaction_dynamic_level_bytes", true),
+            level_base_bytes: number("max_bytes_for_level_base", 256 << 20).max(1),
+            level_multiplier: multiplier.max(1.001),
+            level_multiplier_additional: additional
+                .split(':')
+                .map(|text| text.parse().unwrap_or(1).max(1))
+                .collect(),
+            file_bytes,
+            file_multiplier: number("target_file_size_multiplier", 1).max(1),
+            compaction_bytes: match number("max_compaction_bytes", 0) {
+                0 => file_bytes.saturating_mul(COMPACTION_FILES),
+                bytes => bytes,
+            },
+            level0_trigger,
+            level0_slowdown,
+            level0_stop: count("level0_stop_writes_trigger", 36).max(level0_slowdown + 1),
+            pending_soft: limit("soft_pending_compaction_bytes_limit", 64 << 30),
+            pending_hard: limit("hard_pending_compaction_bytes_limit", 256 << 30),
+            manual_only: flag("disable_auto_compactions", false),
+        }
+    }
+
+    /// The multiplier from a static level to the next.
+    pub fn multiplier_below(&self, level: usize) -> f64 {
+        let additional = self.level_multiplier_additional.get(level).copied().unwrap_or(1);
+        self.level_multiplier * additional as f64
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(text: &str) -> FamilyOptions {
+        let file = format!("[CFOptions \"default\"]\n{text}\n");
+        let stored = StoredOptions {
+            name: Some("OPTIONS-000007".into()),
+            file: Some(rocksfmt::OptionsFile::parse(file.as_bytes())),
+            ..StoredOptions::default()
+        };
+        FamilyOptions::of(&stored, "default")
+    }
+
+    #[test]
+    fn absent_options_have_the_defaults_of_rocksdb() {
+        let options = read("");
+        assert_eq!(options, FamilyOptions::default());
+        assert_eq!((options.levels, options.dynamic), (7, true));
+        assert_eq!((options.level_base_bytes, options.file_bytes), (256 << 20, 64 << 20));
+        assert_eq!(options.compaction_bytes, 25 * (64 << 20));
+        let level0 = (options.level0_trigger, options.level0_slowdown, options.level0_stop);
+        assert_eq!(level0, (4, 20, 36));
+    }
+
+    #[test]
+    fn values_are_taken_as_rocksdb_takes_them() {
+        let options = read(
+            "num_levels=4\nlevel_compaction_dynamic_level_bytes=false\n\
+             max_bytes_for_level_base=1000\nmax_bytes_for_level_multiplier=8.500000\n\
+             max_bytes_for_level_multiplier_additional=1:2:1\ntarget_file_size_base=200\n\
+             target_file_size_multiplier=2\nmax_compaction_bytes=0\n\
+             level0_file_num_compaction_trigger=30\nlevel0_slowdown_writes_trigger=20\n\
+             level0_stop_writes_trigger=10\nsoft_pending_compaction_bytes_limit=0\n\
+             disable_auto_compactions=true",
+        );
+        assert_eq!((options.levels, options.dynamic, options.manual_only), (4, false, true));
+        assert!((options.multiplier_below(1) - 17.0).abs() < 1e-9);
+        assert!((options.multiplier_below(9) - 8.5).abs() < 1e-9);
+        assert_eq!((options.compaction_bytes, options.pending_soft), (5000, u64::MAX));
+        let level0 = (options.level0_trigger, options.level0_slowdown, options.level0_stop);
+        assert_eq!(level0, (30, 30, 31), "in ascending order");
+    }
+
+    #[test]
+    fn values_without_meaning_are_harmless() {
+        let options = read(
+            "num_levels=0\nmax_bytes_for_level_base=0\nmax_bytes_for_level_multiplier=nan\n\
+             target_file_size_base=x\nlevel0_file_num_compaction_trigger=-1",
+        );
+        assert_eq!((options.levels, options.level_base_bytes), (2, 1));
+        assert!((options.level_multiplier - 10.0).abs() < 1e-9);
+        assert_eq!((options.file_bytes, options.level0_trigger), (64 << 20, 4));
+    }
+}

@@ -1,0 +1,232 @@
+//! Merging the inputs of a plan into new tables: the job that runs on another core.
+//!
+//! Of the versions of a key, those that a reader may still see are kept (`compaction_iter`). A file's range
+//! tombstones apply within its bounds only: they are truncated to the bounds of the file they come
+//! from, and to those of the files that the merge makes.
+//!
+//! A large merge is split into ranges of keys, which run on several cores. `sources` reads the
+//! inputs as one sequence, `output` ends tables where later merges will find them cheap, `below`
+//! tells what deeper levels may have.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use rocksfmt::{Comparator, InternalKey, RangeTombstones, RangeTombstonesBuilder, SENTINEL_PACKED};
+
+use crate::error::{Error, Kind, Result};
+use crate::merge_operator::merge_bytes_max;
+use crate::read::level_iter::LevelIter;
+use crate::table::Table;
+use crate::version::{Version, user_key};
+use crate::write::blob_garbage::BlobMeter;
+use crate::write::compaction_iter::{Around, CompactionIter, Place, Rules};
+use crate::write::job::{self, ENTRIES_AT_ONCE, Job};
+use crate::write::merge::below::Below;
+use crate::write::merge::output::Output;
+use crate::write::merge::sources::Merging;
+use crate::write::pace::{Pace, Paced};
+use crate::write::picker::{KeyRange, Plan};
+
+pub(super) mod below;
+mod output;
+mod sources;
+
+/// The blocks that a merge holds may take this part of a core's memory.
+pub(crate) const MEMORY_SHARE: u64 = 2;
+
+/// The tables that a merge made.
+#[derive(Default)]
+pub(crate) struct MergedTables {
+    /// Of the output level, in the order of their keys.
+    pub tables: Vec<Table>,
+    /// Of level 0: keys that cannot go down.
+    pub staying: Option<Box<Table>>,
+    /// References to blob files in the inputs and in the outputs.
+    pub blobs: BlobMeter,
+}
+
+impl MergedTables {
+    /// Adds the tables of the next range of keys.
+    pub fn append(&mut self, mut next: MergedTables) {
+        self.tables.append(&mut next.tables);
+        self.staying = self.staying.take().or(next.staying);
+        self.blobs.append(next.blobs);
+    }
+}
+
+/// The result of a merge.
+pub(crate) enum Merged {
+    Tables(MergedTables),
+    /// The slot of an input that cannot be read, because it is damaged or memory is lacking.
+    Unread(u32, Error),
+}
+
+/// A merge, or the part of it within a range of user keys.
+pub(crate) struct MergePart {
+    pub version: Arc<Version>,
+    pub family: u32,
+    pub plan: Arc<Plan>,
+    pub range: KeyRange,
+    /// Bytes of entries that are done.
+    pub done: Arc<AtomicU64>,
+    pub pace: Arc<Pace>,
+}
+
+impl MergePart {
+    /// Merges into new tables.
+    pub async fn run(&self, job: &Job) -> Result<Merged> {
+        let MergePart { version, plan, range, .. } = self;
+        let Some(family) = version.families.iter().find(|family| family.id == self.family) else {
+            return Ok(Merged::Tables(MergedTables::default()));
+        };
+        let unread = async |slot: u32, error: Error| {
+            job::remove_made(&job.dir, job.made.take().into_iter()).await;
+            Ok(Merged::Unread(slot, error))
+        };
+        let comparator = family.comparator;
+        let sources = match sources::open(job, version, comparator, plan, range).await {
+            Ok(sources) => sources,
+            Err((slot, error)) => return unread(slot, error).await,
+        };
+        let snapshots = job.db.readable();
+        let oldest = snapshots[0];
+        let below = Below::new(version, family, plan);
+        let mut output = Output::new(job, version, family, plan, range, &below);
+        let covered = self.tombstones(comparator, oldest, &below, &mut output)?;
+        let mut paced = Paced::new(&self.pace);
+        let share = job.core.pool().limit() / MEMORY_SHARE as usize;
+        let mut merging = Merging::new(sources, comparator, share);
+        if let Err(error) = merging.regain().await {
+            return unread(merging.first().map_or(0, LevelIter::slot), error).await;
+        }
+        let is_after =
+            |user: &[u8]| range.to.as_ref().is_some_and(|to| comparator.cmp_user(user, to).is_ge());
+        let is_bottommost = below.is_empty() && plan.stays.is_empty();
+        let mut around = AroundInputs { covered, stays: &plan.stays, below, comparator };
+        let mut iter = CompactionIter::new(Rules {
+            snapshots,
+            place: if is_bottommost { Place::Bottommost } else { Place::Level },
+            merge_operator: family.merge.certain(),
+            merge_bytes: merge_bytes_max(&job.core),
+            filter: family.filter.clone(),
+        });
+        let mut steps = 0;
+        while let Some(source) = merging.first() {
+            if is_after(source.user_key()) {
+                break;
+            }
+            let value = source.value();
+            let slot = source.slot();
+            if let Err(error) = iter.push(&mut around, source.user_key(), source.packed(), &value) {
+                return unread(slot, error).await;
+            }
+            output.blobs.comes_in(iter.input_key(), &value);
+            if let Err(error) = output.add_all(&mut iter, &value).await {
+                return match error.kind() {
+                    // The input's checksums hold, but it is not in order.
+                    Kind::Corruption | Kind::Unsupported => unread(slot, error).await,
+                    _ => Err(error),
+                };
+            }
+            let bytes = (iter.input_key().len() + value.len()) as u64;
+            self.done.fetch_add(bytes, Ordering::Relaxed);
+            if let Err(error) = merging.step().await {
+                return unread(merging.first().map_or(slot, LevelIter::slot), error).await;
+            }
+            paced.done(&job.core, bytes).await;
+            steps += 1;
+            if steps % ENTRIES_AT_ONCE == 0 {
+                job.core.checkpoint().await;
+            }
+        }
+        iter.finish(&mut around);
+        output.add_all(&mut iter, b"").await?;
+        output.finish().await.map(Merged::Tables)
+    }
+
+    /// The range tombstones of the inputs as one set. Those that the outputs keep go to `output`.
+    fn tombstones(
+        &self,
+        comparator: Comparator,
+        oldest: u64,
+        below: &Below<'_>,
+        output: &mut Output<'_>,
+    ) -> Result<Option<RangeTombstones>> {
+        let version = &self.version;
+        let mut set = RangeTombstonesBuilder::new(comparator);
+        let mut some = false;
+        for (_, slot) in self.plan.files().filter(|file| version.tombstones(file.1).is_some()) {
+            let all = truncated_tombstones(version, slot, comparator).unwrap_or_default();
+            for (start, end, sequence) in &all {
+                some = true;
+                let added = set.add(start, end, *sequence);
+                added.map_err(|e| Error::format("a range tombstone", &e))?;
+            }
+            let kept = |t: &&Tombstone| t.2 > oldest || below.may_have_any(&t.0, &t.1);
+            output.add_tombstones(all.iter().filter(kept).cloned().collect(), all);
+        }
+        Ok(some.then(|| set.finish()))
+    }
+}
+
+/// The data around the inputs of a merge.
+struct AroundInputs<'a> {
+    /// The range tombstones of the inputs.
+    covered: Option<RangeTombstones>,
+    /// Keys that stay in level 0, above older versions that are left alone.
+    stays: &'a [KeyRange],
+    below: Below<'a>,
+    comparator: Comparator,
+}
+
+impl Around for AroundInputs<'_> {
+    fn exists_below(&mut self, user_key: &[u8]) -> bool {
+        let order = self.comparator;
+        let has_key = |zone: &KeyRange| {
+            zone.from.as_ref().is_none_or(|from| order.cmp_user(from, user_key).is_le())
+                && zone.to.as_ref().is_none_or(|to| order.cmp_user(user_key, to).is_lt())
+        };
+        self.stays.iter().any(has_key) || self.below.may_have(user_key)
+    }
+
+    fn has_tombstones(&self) -> bool {
+        self.covered.is_some()
+    }
+
+    fn covered(&mut self, user_key: &[u8], at: u64) -> u64 {
+        self.covered.as_ref().map_or(0, |set| set.max_sequence(user_key, at))
+    }
+}
+
+/// A range of user keys with an exclusive end, and the sequence of its deletion.
+type Tombstone = (Vec<u8>, Vec<u8>, u64);
+
+/// A table's range tombstones, truncated to its bounds. `None` if the truncated ranges cannot be
+/// represented.
+pub(crate) fn truncated_tombstones(
+    version: &Version,
+    slot: u32,
+    comparator: Comparator,
+) -> Option<Vec<Tombstone>> {
+    let Some(tombstones) = version.tombstones(slot) else { return Some(Vec::new()) };
+    let meta = version.meta(slot);
+    let smallest = user_key(&meta.smallest);
+    let largest = InternalKey::parse(&meta.largest).ok()?;
+    let mut truncated = Vec::new();
+    for (start, end, sequence) in tombstones.iter() {
+        let start = if comparator.cmp_user(start, smallest).is_lt() { smallest } else { start };
+        let mut end = end.to_vec();
+        if comparator.cmp_user(&end, largest.user_key).is_gt() {
+            end = largest.user_key.to_vec();
+            if largest.packed != SENTINEL_PACKED {
+                // The largest key itself is included. Only this order has a successor of each key.
+                if comparator != Comparator::Bytewise {
+                    return None;
+                }
+                end.push(0);
+            }
+        }
+        truncated.push((start.to_vec(), end, sequence));
+    }
+    Some(truncated)
+}

@@ -1,0 +1,287 @@
+//! Picking in level 0: all files that can be merged go into the base level together.
+//!
+//! A table that cannot be read is left alone, in level 0 or in the base. The order of versions
+//! relative to it must not change:
+//!
+//! - Nothing moves past an older table of level 0 that stays. So the files between two tables that
+//!   are left alone (a run) are merged among themselves.
+//! - Keys that overlap a table that stays, an older one of level 0 or one of the base, cannot go to
+//!   the base. They become one table of level 0 at the place of the run ([`Plan::stays`]); the rest
+//!   goes to the base as usual. So level 0 stays short, however much is written.
+
+use std::ops::Range;
+
+use rocksfmt::Comparator;
+
+use crate::mutant::mutant;
+use crate::version::{Version, user_key};
+use crate::write::picker::{Memory, Pick, Picker, Plan, Shape, ends_before};
+
+/// As many times `level0_file_num_compaction_trigger`, level 0 is merged even if the other inputs
+/// are much larger, so that the merge gains little.
+const MANY: usize = 3;
+/// The ratio that counts as much larger.
+const MUCH_LARGER: u64 = 4;
+
+/// A range of user keys: `from` inclusive, `to` exclusive; `None` for no bound.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct KeyRange {
+    pub from: Option<Vec<u8>>,
+    pub to: Option<Vec<u8>>,
+}
+
+pub(super) fn least_files(stays: &[KeyRange]) -> usize {
+    if stays.is_empty() { 1 } else { 2 }
+}
+
+impl Memory {
+    /// The oldest files that may be merged together, at least `least`. Newest first, as given.
+    fn fitting<'a>(
+        &self,
+        version: &Version,
+        level0: &'a [u32],
+        overlapped: &[u32],
+        least: usize,
+    ) -> &'a [u32] {
+        // A source holds a block as stored, and unpacked.
+        let block = |slot: u32| {
+            let properties = version.table(slot).map(|table| &table.properties);
+            properties.map_or(0, |p| 2 * p.data_size / p.num_data_blocks.max(1))
+        };
+        let mut left =
+            self.bytes.saturating_sub(overlapped.iter().copied().map(block).max().unwrap_or(0));
+        let fits = |slot: &&u32| {
+            let bytes = block(**slot);
+            left = left.saturating_sub(bytes);
+            left > 0
+        };
+        let count = level0.iter().rev().take_while(fits).count().min(self.files).max(least);
+        &level0[level0.len().saturating_sub(count)..]
+    }
+}
+
+impl Picker<'_> {
+    /// Files of level 0 that merges can reduce.
+    pub fn level0_files(&self) -> usize {
+        let base = self.base();
+        self.runs().map(|run| self.worthwhile(run, base).len()).max().unwrap_or(0)
+    }
+
+    /// The level that level 0 is merged into.
+    fn base(&self) -> usize {
+        let bytes: Vec<u64> = self.family.levels.iter().map(|level| level.bytes()).collect();
+        Shape::of(self.options(), &bytes).base
+    }
+
+    /// A job that merges level 0 into the base.
+    pub(super) fn pick_level0(&self, shape: &Shape) -> Pick {
+        if self.running.iter().any(|plan| plan.start == 0) {
+            return Pick::Blocked;
+        }
+        let mut blocked = false;
+        for run in self.runs() {
+            match self.run(run, shape) {
+                Pick::Nothing => {}
+                Pick::Blocked => blocked = true,
+                plan @ Pick::Plan(_) => return plan,
+            }
+        }
+        if blocked { Pick::Blocked } else { Pick::Nothing }
+    }
+
+    /// The stretches of level 0 between files that are left alone, by index, the newest first.
+    fn runs(&self) -> impl Iterator<Item = Range<usize>> {
+        let level0 = self.level(0);
+        let mut runs = Vec::new();
+        let mut from = 0;
+        for (at, &slot) in level0.iter().enumerate() {
+            if (self.left_alone)(slot) {
+                runs.push(from..at);
+                from = at + 1;
+            }
+        }
+        runs.push(from..level0.len());
+        runs.into_iter()
+    }
+
+    /// A run without its oldest files, if these are much larger than the rest: a large file that
+    /// stays in level 0 is not rewritten for every few new files.
+    fn worthwhile(&self, mut run: Range<usize>, base: usize) -> Range<usize> {
+        if self.zones(&run, base).is_empty() {
+            return run;
+        }
+        let level0 = self.level(0);
+        while let [newer @ .., oldest] = &level0[run.clone()]
+            && !newer.is_empty()
+            && self.bytes(&[*oldest]) > MUCH_LARGER * self.bytes(newer)
+        {
+            run.end -= 1;
+        }
+        run
+    }
+
+    fn run(&self, run: Range<usize>, shape: &Shape) -> Pick {
+        let (base, options) = (shape.base, self.options());
+        let is_few = |run: &Range<usize>| {
+            run.len() < options.level0_trigger
+                && self.bytes(&self.level(0)[run.clone()]) < options.level_base_bytes
+        };
+        if run.is_empty() || is_few(&run) {
+            return Pick::Nothing;
+        }
+        let run = self.worthwhile(run, base);
+        if run.is_empty() || is_few(&run) {
+            return Pick::Nothing;
+        }
+        let stays = self.zones(&run, base);
+        let inputs = &self.level(0)[run];
+        let Some(overlapped) = self.overlapped_below_level0(inputs, base, &stays) else {
+            return Pick::Nothing;
+        };
+        if inputs.len() < MANY * options.level0_trigger
+            && self.bytes(inputs) * MUCH_LARGER < self.bytes(&overlapped)
+        {
+            return Pick::Nothing;
+        }
+        // The oldest files: older versions may move below newer ones that stay, not the reverse.
+        let inputs =
+            self.memory.fitting(self.version, inputs, &overlapped, least_files(&stays)).to_vec();
+        let all: Vec<u32> = inputs.iter().chain(&overlapped).copied().collect();
+        let Some(hull) = self.hull(&all) else { return Pick::Nothing };
+        if inputs.len() < least_files(&stays) {
+            return Pick::Nothing;
+        }
+        if !self.may_run(&all, base, hull) {
+            return Pick::Blocked;
+        }
+        Pick::Plan(Box::new(Plan {
+            start: 0,
+            output: base,
+            moves: overlapped.is_empty()
+                && stays.is_empty()
+                && self.are_apart(&inputs)
+                && self.may_move(shape, 0, base),
+            hull: (hull.0.to_vec(), hull.1.to_vec()),
+            inputs,
+            overlapped,
+            stays,
+            file_bytes: self.file_bytes(shape, base),
+            place: self.place(shape, base),
+        }))
+    }
+
+    /// The files of the base that files of level 0 overlap, without those that stay as they are.
+    fn overlapped_below_level0(
+        &self,
+        inputs: &[u32],
+        base: usize,
+        stays: &[KeyRange],
+    ) -> Option<Vec<u32>> {
+        let all = self.level(base);
+        let overlapping = self.overlapping(all, self.hull(inputs)?);
+        let overlapped = &all[self.whole_keys(all, overlapping)];
+        let goes_along = |slot: &&u32| !stays.iter().any(|zone| self.meets(zone, **slot));
+        Some(overlapped.iter().filter(goes_along).copied().collect())
+    }
+
+    /// Whether no two files have a user key in common, in the order in which readers would find
+    /// them in one level.
+    fn are_apart(&self, files: &[u32]) -> bool {
+        let order = self.order();
+        let smallest = |slot: u32| user_key(&self.meta(slot).smallest);
+        let mut sorted = files.to_vec();
+        sorted.sort_by(|&a, &b| order.cmp_user(smallest(a), smallest(b)));
+        sorted.windows(2).all(|two| {
+            order.cmp_user(user_key(&self.meta(two[0]).largest), smallest(two[1])).is_lt()
+        })
+    }
+
+    /// The keys of a run that cannot go to the base.
+    fn zones(&self, run: &Range<usize>, base: usize) -> Vec<KeyRange> {
+        let (level0, below) = (self.level(0), self.level(base));
+        let mut zones: Vec<KeyRange> =
+            level0[run.end..].iter().map(|&slot| self.zone(slot)).collect();
+        let mut groups: Vec<Range<usize>> = Vec::new();
+        let damaged = below.iter().any(|&slot| (self.left_alone)(slot));
+        if (zones.is_empty() && !damaged) || mutant("damage_is_overtaken") {
+            return zones;
+        }
+        if self.order() != Comparator::Bytewise {
+            // Only this order has a range that ends just after a key.
+            return vec![KeyRange { from: None, to: None }];
+        }
+        for at in 0..below.len() {
+            match groups.last_mut() {
+                Some(group) if self.split_before(below, at) => group.end = at + 1,
+                _ => groups.push(at..at + 1),
+            }
+        }
+        // A table of the base that overlaps keys that stay above it stays too; and so on.
+        groups.retain(|group| {
+            let damaged = below[group.clone()].iter().any(|&slot| (self.left_alone)(slot));
+            if damaged {
+                zones.extend(below[group.clone()].iter().map(|&slot| self.zone(slot)));
+            }
+            !damaged
+        });
+        loop {
+            zones = joined(self.order(), zones);
+            let known = groups.len();
+            let mut met = Vec::new();
+            groups.retain(|group| {
+                let slots = &below[group.clone()];
+                let meets =
+                    slots.iter().any(|slot| zones.iter().any(|zone| self.meets(zone, *slot)));
+                if meets {
+                    met.extend(slots.iter().map(|&slot| self.zone(slot)));
+                }
+                !meets
+            });
+            zones.append(&mut met);
+            if groups.len() == known {
+                break;
+            }
+        }
+        let hull = self.hull(&level0[run.clone()]);
+        zones.into_iter().filter(|zone| hull.is_some_and(|hull| self.touches(zone, hull))).collect()
+    }
+
+    /// The keys within a table's bounds.
+    fn zone(&self, slot: u32) -> KeyRange {
+        let meta = self.meta(slot);
+        let mut to = user_key(&meta.largest).to_vec();
+        if !ends_before(meta) {
+            to.push(0);
+        }
+        KeyRange { from: Some(user_key(&meta.smallest).to_vec()), to: Some(to) }
+    }
+
+    fn meets(&self, zone: &KeyRange, slot: u32) -> bool {
+        let meta = self.meta(slot);
+        self.touches(zone, (user_key(&meta.smallest), user_key(&meta.largest)))
+    }
+
+    /// Whether a zone has keys between two, both included.
+    fn touches(&self, zone: &KeyRange, (first, last): (&[u8], &[u8])) -> bool {
+        zone.from.as_ref().is_none_or(|from| self.order().cmp_user(from, last).is_le())
+            && zone.to.as_ref().is_none_or(|to| self.order().cmp_user(to, first).is_gt())
+    }
+}
+
+/// Sorts zones that have both bounds, and joins those that overlap or are adjacent.
+fn joined(order: Comparator, mut zones: Vec<KeyRange>) -> Vec<KeyRange> {
+    let bound = |bound: &Option<Vec<u8>>| bound.clone().unwrap_or_default();
+    zones.sort_by(|a, b| order.cmp_user(&bound(&a.from), &bound(&b.from)));
+    let mut joined: Vec<KeyRange> = Vec::new();
+    for zone in zones {
+        match joined.last_mut() {
+            Some(last) if order.cmp_user(&bound(&last.to), &bound(&zone.from)).is_ge() => {
+                if order.cmp_user(&bound(&zone.to), &bound(&last.to)).is_gt() {
+                    last.to = zone.to;
+                }
+            }
+            _ => joined.push(zone),
+        }
+    }
+    joined
+}
