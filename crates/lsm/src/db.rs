@@ -10,7 +10,7 @@ use std::task::Waker;
 
 use arc_swap::ArcSwap;
 use fs::LockGuard;
-use rocksfmt::ManifestState;
+use rocksfmt::{ManifestState, SstIdentity};
 
 use crate::options::OpenOptions;
 use crate::recycled_tables::RecycledTables;
@@ -82,8 +82,19 @@ pub(crate) struct DbState {
     pub warnings: Vec<String>,
     /// The account of the memory of tables.
     pub tables: Arc<TableMemory>,
+    /// The database's id, or empty.
+    pub id: String,
+    /// The id of this opening, which with a file's number is unique for ever.
+    pub session: String,
     /// Held until the database is closed.
     pub _lock: Option<LockGuard>,
+}
+
+impl DbState {
+    /// The identity of a new table.
+    pub fn identity(&self, number: u64) -> SstIdentity {
+        SstIdentity { database: self.id.clone(), session: self.session.clone(), number }
+    }
 }
 
 /// An open database. Clones are the same database; any thread may hold one, and every core makes

@@ -34,6 +34,7 @@ pub use batch::{BATCH_HEADER_BYTES, BatchOps, BatchWriter, Marker, Op, WriteBatc
 pub use block::checksum::{
     BLOCK_TRAILER_BYTES, BlockCheck, BlockSum, ChecksumType, compression_byte,
 };
+pub use block::compress::CodecOptions;
 pub use block::data::{BlockCursor, Lookup, point_lookup};
 pub use block::decompress::{Compression, Decompressor, Dictionary};
 pub use block::head::{HeadLookup, head_lookup};
@@ -68,9 +69,11 @@ pub use sst::blob::{
     BLOB_FOOTER_BYTES, BLOB_HEADER_BYTES, BLOB_RECORD_HEADER_BYTES, BlobFooter, BlobHeader,
     BlobIndex, BlobRecord,
 };
-pub use sst::builder::{SstBuilder, SstOptions};
+pub use sst::builder::SstBuilder;
+pub use sst::builder::options::{BlockOptions, SstIdentity, SstOptions, SstTimes};
 pub use sst::filter::{AlwaysMatch, BloomBuilder, FilterKey, FilterLayout};
 pub use sst::footer::{BlockHandle, FOOTER_BYTES, Footer};
+pub use sst::identity::session_id;
 pub use sst::index::{
     IndexCursor, IndexFormat, IndexLayout, IndexType, index_lookup, index_of_one,
 };

@@ -6,7 +6,7 @@ use fs::{Dir, DirEntry, LockGuard};
 use reactor::Core;
 use rocksfmt::{FileName, ManifestState};
 
-use crate::error::{Error, Kind, Result};
+use crate::error::{Error, Kind, Result, lacks_resources};
 use crate::open::gate::{self, LogsAt};
 use crate::open::recover;
 use crate::open::recovery_plan::first_log;
@@ -59,6 +59,19 @@ pub(crate) async fn contents(dir: &Dir, create: bool) -> Result<Contents> {
         false => drop(recover::current(dir).await?),
     }
     Ok(Contents::Nothing)
+}
+
+/// The text of the IDENTITY file; empty if there is none that can be read: nothing depends on it.
+///
+/// # Errors
+/// When this process lacks descriptors or memory.
+pub(crate) async fn identity(dir: &Dir) -> Result<String> {
+    const IDENTITY_BYTES_MAX: usize = 4096;
+    match dir.read_small("IDENTITY", IDENTITY_BYTES_MAX).await {
+        Ok(text) => Ok(String::from_utf8_lossy(&text).trim_end_matches('\n').to_owned()),
+        Err(error) if lacks_resources(&error) => Err(Error::io("IDENTITY", &error)),
+        Err(_) => Ok(String::new()),
+    }
 }
 
 /// Where the logs are. Older versions of RocksDB always wrote `wal_dir`, and a copy of a database

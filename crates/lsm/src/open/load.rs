@@ -143,6 +143,11 @@ impl<'a> Loader<'a> {
         {
             family.merge = FamilyMerge::of(wanted.clone());
         }
+        let id = match &manifest.db_id {
+            Some(id) => id.clone(),
+            None if self.consent.is_some() => directory::identity(dir).await?,
+            None => String::new(),
+        };
         let version = Version { families, slots, epoch: 0 };
         let counted = manifest.keys.zip(recovered.keys);
         let keys = counted.and_then(|(keys, new)| keys.checked_add_signed(new));
@@ -166,6 +171,8 @@ impl<'a> Loader<'a> {
             stored_options,
             warnings: self.warnings,
             tables: table_memory,
+            id,
+            session: rocksfmt::session_id([core.random_u64(), core.random_u64()]),
             _lock: lock,
         }));
         Ok(Loaded { db, long_logs: is_long.then_some(plan) })

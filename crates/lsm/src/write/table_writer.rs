@@ -1,7 +1,10 @@
 //! Writing a table from sorted entries, and opening it. Flushes, merges and loads use it.
 
 use fs::FileWriter;
-use rocksfmt::{BlobIndex, FileMeta, FileName, SstBuilder, SstOptions, ValueType, unpack};
+use rocksfmt::{
+    BlobIndex, BlockOptions, FileMeta, FileName, SstBuilder, SstOptions, SstTimes, ValueType,
+    unpack,
+};
 
 use crate::error::{Error, Result};
 use crate::merge_operator::MergeOperator;
@@ -15,9 +18,16 @@ const FILE_BYTES_MIN: u64 = 4 << 20;
 /// Bytes that are gathered before they are passed to the file.
 const PIECE: usize = 16 << 10;
 
-/// Largest size of a table below level 0, about. A table writer holds the table's index and the
-/// hashes of all its keys, a tenth of the table or more if values are small; and an index or filter
-/// that is read on demand is read whole. So tables are small if there is little memory.
+/// Bytes of index and filter above which both have two levels even if the options do not say so:
+/// these, or what is left of the memory of tables if that is less, because what does not fit is read
+/// on demand. A table writer holds eight bytes for each key of an undivided filter.
+const WHOLE_BYTES_MAX: usize = 4 << 20;
+/// So many are read on demand as fast as parts of them.
+const WHOLE_BYTES_MIN: usize = 64 << 10;
+
+/// Largest size of a table below level 0, about. A table writer holds the table's index and filter,
+/// a fiftieth of the table or more if values are small. So tables are small if there is little
+/// memory.
 pub(crate) fn file_bytes_max(job: &Job) -> u64 {
     (job.db.0.tables.budget() as u64).max(FILE_BYTES_MIN)
 }
@@ -42,11 +52,9 @@ pub(crate) struct NewTable {
 pub(crate) struct TableWriter<'a> {
     job: &'a Job,
     family: &'a Family,
-    number: u64,
     name: String,
     file: FileWriter,
     builder: SstBuilder,
-    oldest_ancestor_time: u64,
 }
 
 impl<'a> TableWriter<'a> {
@@ -63,19 +71,29 @@ impl<'a> TableWriter<'a> {
         job.made.borrow_mut().push(number);
         let file = FileWriter::new(&job.core.attach(&file)).await.map_err(io)?;
         let now = job.core.unix_time_ms() / 1000;
+        let oldest = match table.oldest_ancestor_time {
+            0 => now,
+            known => known,
+        };
+        let (options, place) = (&family.table_options, table.place);
         let builder = SstBuilder::new(SstOptions {
             comparator: family.comparator,
             column_family: family.id,
             column_family_name: family.name.clone(),
-            compression: family.table_options.compression(table.place, job.compression),
-            creation_time: now,
-            ..SstOptions::default()
+            blocks: BlockOptions {
+                whole_bytes_max: job.db.0.tables.room().clamp(WHOLE_BYTES_MIN, WHOLE_BYTES_MAX),
+                ..options.blocks(place)
+            },
+            compression: options.compression(place, job.compression),
+            codec: options.codec(place),
+            identity: job.db.0.identity(number),
+            times: SstTimes {
+                created: now,
+                oldest_ancestor: oldest,
+                oldest_key: if place.level == 0 { oldest } else { 0 },
+            },
         });
-        let oldest_ancestor_time = match table.oldest_ancestor_time {
-            0 => now,
-            known => known,
-        };
-        Ok(TableWriter { job, family, number, name, file, builder, oldest_ancestor_time })
+        Ok(TableWriter { job, family, name, file, builder })
     }
 
     /// Bytes of the table so far, about.
@@ -92,6 +110,16 @@ impl<'a> TableWriter<'a> {
             let blob = BlobIndex::parse(value).map_err(format)?;
             self.builder.refers_to_blob_file(blob.file_number);
         }
+        self.write_piece().await?;
+        while self.builder.step() {
+            self.write_piece().await?;
+            self.job.core.checkpoint().await;
+        }
+        Ok(())
+    }
+
+    /// Writes the table's bytes once there are enough of them.
+    async fn write_piece(&mut self) -> Result<()> {
         if self.builder.output().len() >= PIECE {
             let written = self.file.append(self.builder.output()).await;
             written.map_err(|e| Error::io(&self.name, &e))?;
@@ -107,6 +135,10 @@ impl<'a> TableWriter<'a> {
 
     /// Completes the file, makes it durable and opens it. The caller makes its name durable.
     pub async fn finish(mut self, epoch: u64) -> Result<Table> {
+        while self.builder.finish_step() {
+            self.write_piece().await?;
+            self.job.core.checkpoint().await;
+        }
         let io = |e: std::io::Error| Error::io(&self.name, &e);
         let merge = &self.family.merge;
         let of_operands = merge.operator.as_ref().filter(|_| self.builder.merges() > 0);
@@ -116,8 +148,7 @@ impl<'a> TableWriter<'a> {
         let (rest, meta) = self.builder.finish();
         self.file.append(&rest).await.map_err(io)?;
         self.file.finish().await.map_err(io)?;
-        let oldest_ancestor_time = self.oldest_ancestor_time;
-        let meta = FileMeta { number: self.number, epoch, oldest_ancestor_time, ..meta };
+        let meta = FileMeta { epoch, ..meta };
         let (core, dir) = (&self.job.core, &self.job.dir);
         let memory = &self.job.db.0.tables;
         Table::open(core, dir, &self.name, meta, self.family.comparator, memory).await

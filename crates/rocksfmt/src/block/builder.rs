@@ -1,6 +1,7 @@
 //! Builds blocks that RocksDB 7.8 and newer read: prefix-compressed entries and restart points.
 
-use crate::coding::put_varint;
+use crate::coding::{put_svarint, put_varint};
+use crate::sst::footer::BlockHandle;
 
 /// Builds one block after another. The caller adds keys in ascending order.
 #[derive(Clone, Debug)]
@@ -25,6 +26,30 @@ impl BlockBuilder {
     }
 
     pub fn add(&mut self, key: &[u8], value: &[u8]) {
+        let shared = self.shared(key);
+        put_varint(&mut self.bytes, shared as u64);
+        put_varint(&mut self.bytes, (key.len() - shared) as u64);
+        put_varint(&mut self.bytes, value.len() as u64);
+        self.bytes.extend_from_slice(&key[shared..]);
+        self.bytes.extend_from_slice(value);
+    }
+
+    /// Adds an entry of an index with delta-encoded values: the handle is a difference to
+    /// `previous`, the block directly before it in the file, if the keys share bytes.
+    pub fn add_index(&mut self, key: &[u8], handle: BlockHandle, previous: BlockHandle) {
+        let shared = self.shared(key);
+        put_varint(&mut self.bytes, shared as u64);
+        put_varint(&mut self.bytes, (key.len() - shared) as u64);
+        self.bytes.extend_from_slice(&key[shared..]);
+        if shared == 0 {
+            handle.put(&mut self.bytes);
+        } else {
+            put_svarint(&mut self.bytes, handle.size.wrapping_sub(previous.size) as i64);
+        }
+    }
+
+    /// Begins an entry; returns the number of bytes that its key shares with the previous one.
+    fn shared(&mut self, key: &[u8]) -> usize {
         let mut shared = 0;
         if self.since_restart == self.interval {
             self.restarts.push(self.bytes.len() as u32);
@@ -32,19 +57,10 @@ impl BlockBuilder {
         } else if !self.bytes.is_empty() {
             shared = self.last_key.iter().zip(key).take_while(|(a, b)| a == b).count();
         }
-        put_varint(&mut self.bytes, shared as u64);
-        put_varint(&mut self.bytes, (key.len() - shared) as u64);
-        put_varint(&mut self.bytes, value.len() as u64);
-        self.bytes.extend_from_slice(&key[shared..]);
-        self.bytes.extend_from_slice(value);
         self.last_key.truncate(shared);
         self.last_key.extend_from_slice(&key[shared..]);
         self.since_restart += 1;
-    }
-
-    /// The key added last; empty in an empty block.
-    pub fn last_key(&self) -> &[u8] {
-        &self.last_key
+        shared
     }
 
     pub fn is_empty(&self) -> bool {
@@ -54,6 +70,14 @@ impl BlockBuilder {
     /// Bytes of the finished block.
     pub fn len(&self) -> usize {
         self.bytes.len() + 4 * self.restarts.len() + 4
+    }
+
+    /// Bytes of the finished block if an entry is added, about: RocksDB's estimate, which ignores
+    /// that keys share bytes.
+    pub fn len_with(&self, key: &[u8], value: &[u8]) -> usize {
+        let restart = if self.since_restart >= self.interval { 4 } else { 0 };
+        let lengths = 4 + varint_len(key.len()) + varint_len(value.len());
+        self.len() + key.len() + value.len() + restart + lengths
     }
 
     /// The finished block. [`BlockBuilder::clear`] starts the next one.
@@ -71,4 +95,9 @@ impl BlockBuilder {
         self.since_restart = 0;
         self.last_key.clear();
     }
+}
+
+/// Bytes of a varint.
+fn varint_len(value: usize) -> usize {
+    (value.max(1).ilog2() / 7 + 1) as usize
 }

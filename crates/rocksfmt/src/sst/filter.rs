@@ -204,22 +204,47 @@ impl BloomBuilder {
         if self.hashes.is_empty() {
             return Vec::new();
         }
-        let bits = (self.hashes.len() as u64 * self.millibits_per_key).div_ceil(1000);
+        let mut bits = BloomBits::new(self.hashes.len() as u64, self.millibits_per_key);
+        self.hashes.into_iter().for_each(|hash| bits.add(hash));
+        bits.finish()
+    }
+}
+
+/// The bits of a filter for a known number of keys.
+#[derive(Clone, Debug)]
+pub(crate) struct BloomBits {
+    bits: Vec<u8>,
+    lines: u32,
+    probes: u8,
+}
+
+impl BloomBits {
+    pub fn new(keys: u64, millibits_per_key: u64) -> BloomBits {
+        let bits = (keys * millibits_per_key).div_ceil(1000);
         let bytes = (bits.div_ceil(8) as usize).next_multiple_of(LINE_BYTES).max(LINE_BYTES);
         let lines = u32::try_from(bytes / LINE_BYTES).unwrap_or(u32::MAX);
-        let probes = probes_for(self.millibits_per_key);
-        let mut out = vec![0u8; lines as usize * LINE_BYTES];
-        for hash in self.hashes {
-            let start = bloom_line(hash, lines);
-            let mut h = (hash >> 32) as u32;
-            for _ in 0..probes {
-                let bit = (h >> 23) as usize;
-                out[start + (bit >> 3)] |= 1 << (bit & 7);
-                h = h.wrapping_mul(0x9E37_79B9);
-            }
+        let mut bits = Vec::with_capacity(lines as usize * LINE_BYTES + METADATA_BYTES);
+        bits.resize(lines as usize * LINE_BYTES, 0);
+        BloomBits { bits, lines, probes: probes_for(millibits_per_key) }
+    }
+
+    /// Adds a key by its hash.
+    #[inline]
+    pub fn add(&mut self, hash: u64) {
+        let start = bloom_line(hash, self.lines);
+        let Some(line) = self.bits[start..].first_chunk_mut::<LINE_BYTES>() else { return };
+        let mut h = (hash >> 32) as u32;
+        for _ in 0..self.probes {
+            let bit = (h >> 23) as usize;
+            line[bit >> 3] |= 1 << (bit & 7);
+            h = h.wrapping_mul(0x9E37_79B9);
         }
-        out.extend([0xFF, 0, probes, 0, 0]);
-        out
+    }
+
+    /// The filter block.
+    pub fn finish(mut self) -> Vec<u8> {
+        self.bits.extend([0xFF, 0, self.probes, 0, 0]);
+        self.bits
     }
 }
 

@@ -43,6 +43,12 @@ impl BlockHandle {
         Ok(BlockHandle { offset: d.varint64("block offset")?, size: d.varint64("block size")? })
     }
 
+    /// Appends the handle.
+    pub(crate) fn put(self, out: &mut Vec<u8>) {
+        put_varint(out, self.offset);
+        put_varint(out, self.size);
+    }
+
     /// The handle `(0, 0)` stands for a missing block.
     pub fn is_none(&self) -> bool {
         self.offset == 0 && self.size == 0
@@ -81,9 +87,8 @@ impl Footer {
         index: BlockHandle,
     ) -> [u8; FOOTER_BYTES] {
         let mut handles = Vec::with_capacity(40);
-        for number in [metaindex.offset, metaindex.size, index.offset, index.size] {
-            put_varint(&mut handles, number);
-        }
+        metaindex.put(&mut handles);
+        index.put(&mut handles);
         let mut out = [0; FOOTER_BYTES];
         out[0] = kind.to_byte();
         out[1..1 + handles.len()].copy_from_slice(&handles);

@@ -39,6 +39,16 @@ pub enum IndexType {
 }
 
 impl IndexType {
+    /// The value of the property.
+    pub fn to_u32(self) -> u32 {
+        match self {
+            IndexType::BinarySearch => 0,
+            IndexType::HashSearch => 1,
+            IndexType::TwoLevel => 2,
+            IndexType::BinarySearchWithFirstKey => 3,
+        }
+    }
+
     /// Decodes the property.
     pub fn from_u32(value: u32) -> Result<IndexType> {
         Ok(match value {

@@ -5,8 +5,8 @@ use crate::block::layout::BlockLayout;
 use crate::error::Result;
 use crate::sst::footer::BlockHandle;
 
-const FULL_FILTER: &[u8] = b"fullfilter.rocksdb.BuiltinBloomFilter";
-const PARTITIONED_FILTER: &[u8] = b"partitionedfilter.rocksdb.BuiltinBloomFilter";
+pub(crate) const FULL_FILTER: &[u8] = b"fullfilter.rocksdb.BuiltinBloomFilter";
+pub(crate) const PARTITIONED_FILTER: &[u8] = b"partitionedfilter.rocksdb.BuiltinBloomFilter";
 
 /// The filter of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -5,6 +5,7 @@ pub(crate) mod blob;
 pub(crate) mod builder;
 pub(crate) mod filter;
 pub(crate) mod footer;
+pub(crate) mod identity;
 pub(crate) mod index;
 pub(crate) mod index_search;
 pub(crate) mod metaindex;

@@ -3,5 +3,6 @@
 mod damage;
 mod real_files;
 mod real_logs;
+mod round_trip;
 mod support;
 mod written_for_rocksdb;

@@ -9,8 +9,9 @@ use std::path::Path;
 use crate::support::{fresh_dir, run};
 
 use rocksfmt::{
-    BatchWriter, Compression, GroupEnd, LogWriter, SstBuilder, SstOptions, ValueType, VersionEdit,
-    pack, put_internal_key,
+    BatchWriter, BlockOptions, ChecksumType, CodecOptions, Compression, GroupEnd, LogWriter,
+    SstBuilder, SstIdentity, SstOptions, SstTimes, ValueType, VersionEdit, pack, put_internal_key,
+    session_id,
 };
 
 type Model = BTreeMap<Vec<u8>, Vec<u8>>;
@@ -139,9 +140,25 @@ fn rocksdb_opens_scans_and_compacts_databases_written_for_it() {
                 Compression::Lz4,
                 Compression::Zstd,
             ][seed as usize % 4],
-            block_bytes: [4096, 200, 16 << 10][rng.below(3) as usize],
-            filter_millibits_per_key: [10_000, 0, 16_000][rng.below(3) as usize],
-            creation_time: 1_790_000_000,
+            codec: CodecOptions {
+                dictionary_bytes: [0, 2000][rng.below(2) as usize],
+                train_bytes: [0, 100_000][rng.below(2) as usize],
+                ..CodecOptions::default()
+            },
+            blocks: BlockOptions {
+                block_bytes: [4096, 200, 16 << 10][rng.below(3) as usize],
+                filter_millibits_per_key: [10_000, 0, 16_000][rng.below(3) as usize],
+                index_restart_interval: [1, 4][rng.below(2) as usize],
+                compress_index: rng.below(2) == 0,
+                checksum: [ChecksumType::Xxh3, ChecksumType::Crc32c, ChecksumType::XxHash64]
+                    [rng.below(3) as usize],
+                partition_index: rng.below(2) == 0,
+                partition_filter: rng.below(2) == 0,
+                partition_bytes: 300,
+                whole_bytes_max: [usize::MAX, 1000][rng.below(2) as usize],
+                ..BlockOptions::default()
+            },
+            times: SstTimes { created: 1_790_000_000, ..SstTimes::default() },
             ..SstOptions::default()
         };
         let mut sequence = 1;
@@ -155,8 +172,13 @@ fn rocksdb_opens_scans_and_compacts_databases_written_for_it() {
             let count = 1 + rng.below(2500);
             let changes = changes(&mut rng, count);
             apply(&mut model, &changes);
-            let (file, mut meta) = table(&changes, sequence, options.clone());
-            meta.number = number;
+            let identity = SstIdentity {
+                database: "a database".into(),
+                session: session_id([seed, 7]),
+                number,
+            };
+            let options = SstOptions { identity, ..options.clone() };
+            let (file, mut meta) = table(&changes, sequence, options);
             meta.epoch = number;
             let path = dir.join(format!("{number:06}.sst"));
             std::fs::write(&path, file).unwrap();

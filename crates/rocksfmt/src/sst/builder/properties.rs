@@ -79,7 +79,7 @@ impl SstBuilder {
         all.text("rocksdb.compression", compression.name());
         all.text("rocksdb.block.based.table.whole.key.filtering", "1");
         all.text("rocksdb.block.based.table.prefix.filtering", "0");
-        all.text("rocksdb.merge.operator", "nullptr");
+        all.text("rocksdb.merge.operator", &self.merge_operator);
         all.text("rocksdb.prefix.extractor.name", "nullptr");
         all.text("rocksdb.property.collectors", "[]");
         if self.tail.has_filter() {

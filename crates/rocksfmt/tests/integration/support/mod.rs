@@ -361,7 +361,8 @@ pub fn scan(db: &Path, global_sequence: u64) -> (BTreeMap<Vec<u8>, Vec<u8>>, Vec
     (live, tables)
 }
 
-fn check_table(table: &Table, entries: &Entries) {
+/// Reads a table in every way, and compares with its entries.
+pub fn check_table(table: &Table, entries: &Entries) {
     let p = &table.properties;
     assert_eq!(entries.len() as u64 + p.num_range_deletions, p.num_entries);
     assert_eq!(table.tombstones.len() as u64, p.num_range_deletions);
