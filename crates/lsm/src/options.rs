@@ -62,6 +62,9 @@ pub struct WriteOptions {
     /// Another one than the database has is refused. Without this option, the database's own
     /// applies.
     pub merge_operator: Option<MergeOperator>,
+    /// RocksDB's options of the default column family by their names (`target_file_size_base`,
+    /// ...), for a database that is created. An existing one keeps its own.
+    pub column_family_options: BTreeMap<String, String>,
     /// Compaction filters by the names of their column families. They replace those that the
     /// database's options name.
     pub compaction_filters: BTreeMap<String, Arc<dyn CompactionFilter>>,
@@ -77,6 +80,7 @@ impl Default for WriteOptions {
             compression: Compression::None,
             manifest_bytes: 16 << 20,
             merge_operator: None,
+            column_family_options: BTreeMap::new(),
             compaction_filters: BTreeMap::new(),
         }
     }

@@ -61,7 +61,11 @@ impl TableOptions {
         let blocks = Choices { family, values }.blocks()?;
         let bottommost = choices.codec_options("bottommost_compression_opts")?;
         Ok(TableOptions {
-            compression: Some(choices.compression("compression")?.unwrap_or(Compression::Snappy)),
+            // A file of ours names what was chosen.
+            compression: match choices.compression("compression")? {
+                None if stored.is_own => None,
+                named => Some(named.unwrap_or(Compression::Snappy)),
+            },
             per_level: choices.compressions("compression_per_level")?,
             bottommost: choices.compression("bottommost_compression")?,
             codec: choices.codec_options("compression_opts")?.options,

@@ -767,6 +767,20 @@ pub fn engine(seed: u64, flaw: Flaw) -> Report {
     engine_judged(seed, flaw, |_| None)
 }
 
+/// Options by which a few hundred kilobytes fill several levels.
+fn small_levels(rng: &mut Rng) -> BTreeMap<String, String> {
+    let options = [
+        ("num_levels", 3 + rng.below(5)),
+        ("max_bytes_for_level_base", 20_000 + rng.below(200_000)),
+        ("max_bytes_for_level_multiplier", 2 + rng.below(4)),
+        ("target_file_size_base", 4_000 + rng.below(60_000)),
+        ("max_compaction_bytes", 50_000 + rng.below(500_000)),
+    ];
+    let options = options.map(|(name, value)| (name.to_owned(), value.to_string()));
+    let dynamic = ("level_compaction_dynamic_level_bytes".to_owned(), rng.coin().to_string());
+    options.into_iter().chain([dynamic]).collect()
+}
+
 /// The same; between two processes a judge may read the directory and report the number of batches
 /// that it finds.
 ///
@@ -788,6 +802,8 @@ pub fn engine_judged(
     let durability = [None, Some(Durability::Power), Some(Durability::Process)][rng.index(3)];
     let keys = [8, 60, 400][rng.index(3)];
     let families = if seed % 3 == 2 { 4 } else { 1 };
+    let column_family_options =
+        if rng.below(3) > 0 { small_levels(&mut rng) } else { BTreeMap::new() };
     if families > 1 {
         add_families(&world, families);
     }
@@ -815,6 +831,7 @@ pub fn engine_judged(
                 durability: durability.unwrap_or(either),
                 memtable_bytes: [20_000, 60_000, 200_000][rng.index(3)],
                 manifest_bytes: [3_000, 40_000][rng.index(2)],
+                column_family_options: column_family_options.clone(),
                 ..WriteOptions::default()
             },
             reading: OpenOptions {

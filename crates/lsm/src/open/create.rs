@@ -9,7 +9,6 @@ use rocksfmt::{Comparator, FileName, LogWriter, VersionEdit};
 
 use crate::db::Db;
 use crate::error::{Error, Kind, Result};
-use crate::merge_operator::MergeOperator;
 use crate::options::WriteOptions;
 use crate::recycled_tables::recycled_bytes_max;
 use crate::stored_options::{OLDEST, OWN_OPTIONS};
@@ -57,23 +56,34 @@ pub(crate) async fn create(core: &Core, dir: &Dir, options: &WriteOptions) -> Re
     let mut bytes = Vec::new();
     LogWriter::new(None, 0).append(&edit.encode(), &mut bytes);
     dir.write_small_atomically(&name, &bytes).await.map_err(io)?;
-    if let Some(operator) = &options.merge_operator {
-        let text = options_text(operator);
+    if let Some(text) = options_text(options) {
         dir.write_small_atomically(FIRST_OPTIONS, text.as_bytes()).await.map_err(io)?;
     }
     dir.write_small_atomically("CURRENT", format!("{name}\n").as_bytes()).await.map_err(io)
 }
 
-/// The OPTIONS file of a new database. It says what differs from RocksDB's defaults.
-fn options_text(operator: &MergeOperator) -> String {
+/// The OPTIONS file of a new database, if it differs from RocksDB's defaults: it says how.
+fn options_text(options: &WriteOptions) -> Option<String> {
     let (major, minor) = OLDEST;
-    let operator = rocksfmt::escape_option(&operator.to_option());
-    format!(
+    let mut lines: Vec<String> = options
+        .column_family_options
+        .iter()
+        .map(|(key, value)| format!("  {key}={value}\n"))
+        .collect();
+    if let Some(operator) = &options.merge_operator {
+        let operator = rocksfmt::escape_option(&operator.to_option());
+        lines.push(format!("  merge_operator={operator}\n"));
+    }
+    if lines.is_empty() {
+        return None;
+    }
+    Some(format!(
         "{OWN_OPTIONS}\n[Version]\n  rocksdb_version={major}.{minor}.0\n  \
          options_file_version=1.1\n\n[DBOptions]\n  create_if_missing=false\n\n\
-         [CFOptions \"default\"]\n  merge_operator={operator}\n\n\
-         [TableOptions/BlockBasedTable \"default\"]\n  \n"
-    )
+         [CFOptions \"default\"]\n{}\n\
+         [TableOptions/BlockBasedTable \"default\"]\n  \n",
+        lines.concat()
+    ))
 }
 
 /// Takes over an open directory: begins a new MANIFEST and removes files that nothing refers to,

@@ -197,8 +197,23 @@ struct Open {
 async fn open(core: &Core, power: bool, memtable_bytes: usize, operator: usize) -> Open {
     let durability = if power { Durability::Power } else { Durability::Process };
     let merge_operator = Some(OPERATORS[operator].parse().unwrap());
-    let writing =
-        WriteOptions { durability, memtable_bytes, merge_operator, ..WriteOptions::default() };
+    // A few hundred kilobytes fill several levels.
+    let options = [
+        ("max_bytes_for_level_base", "60000"),
+        ("max_bytes_for_level_multiplier", "3"),
+        ("target_file_size_base", "15000"),
+        (
+            "level_compaction_dynamic_level_bytes",
+            if memtable_bytes.is_multiple_of(2) { "true" } else { "false" },
+        ),
+    ];
+    let writing = WriteOptions {
+        durability,
+        memtable_bytes,
+        merge_operator,
+        column_family_options: options.map(|(key, value)| (key.into(), value.into())).into(),
+        ..WriteOptions::default()
+    };
     let reading = OpenOptions { cache_bytes: 200_000, ..OpenOptions::default() };
     let opened = Db::open_for_writing(core, Path::new("/db"), reading, writing).await;
     let (db, writer) = opened.unwrap();
