@@ -37,6 +37,7 @@ mod merge_operator;
 mod mutant;
 mod open;
 mod options;
+mod range_tombstones;
 mod read;
 mod recycled_tables;
 mod stored_options;

@@ -80,5 +80,8 @@ pub use sst::index::{
 pub use sst::index_search::IndexSearch;
 pub use sst::metaindex::{FilterHandle, Metaindex};
 pub use sst::properties::Properties;
-pub use sst::rangedel::{Cover, RangeTombstones, RangeTombstonesBuilder};
+pub use sst::range_del_aggregator::{
+    ClippedRange, Fragments, RangeDelAggregator, RangeTombstone, clip,
+};
+pub use sst::rangedel::{Cover, RangeTombstones, RangeTombstonesBuilder, Stretch};
 pub use sst::xxph3::xxph3;

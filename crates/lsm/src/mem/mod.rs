@@ -2,20 +2,25 @@
 //! are newer than the tables; [`crate::version::Family::mems`] has the newest first.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use memtable::ValueRef;
-use rocksfmt::{KEY_TRAILER_BYTES, RangeTombstones};
+use rocksfmt::KEY_TRAILER_BYTES;
 
+use crate::mem::live::Live;
 use crate::mem::recovered::{Recovered, RecoveredCursor};
+use crate::mem::tombstones::TombstoneRuns;
 
+pub(crate) mod live;
 pub(crate) mod recovered;
+pub(crate) mod tombstones;
 
 /// A live or recovered memtable.
 pub(crate) enum Mem {
     /// Writes found in the log, sorted once.
     Recovered(Recovered),
-    /// A skip list. It has no range tombstones: nothing writes them yet.
-    Live(memtable::Memtable),
+    /// A skip list with range tombstones beside it, which one core fills while all read.
+    Live(Live),
 }
 
 /// The location of a value in its [`Mem`].
@@ -46,7 +51,7 @@ impl Mem {
             Mem::Recovered(mem) => mem
                 .get(user_key, sequence)
                 .map(|(packed, range)| (packed, MemValue::Recovered(range))),
-            Mem::Live(mem) => mem.get(user_key, sequence).map(|entry| {
+            Mem::Live(mem) => mem.points.get(user_key, sequence).map(|entry| {
                 let all = 0..entry.value().len();
                 (entry.packed(), MemValue::Live(entry.value_ref(), all))
             }),
@@ -61,17 +66,27 @@ impl Mem {
                 mem.bytes().get(range.clone()).unwrap_or_default()
             }
             (Mem::Live(mem), MemValue::Live(value, range)) => {
-                mem.value(*value).get(range.clone()).unwrap_or_default()
+                mem.points.value(*value).get(range.clone()).unwrap_or_default()
             }
             _ => unreachable!("a value is looked up in the memtable it was found in"),
         }
     }
 
-    /// The range tombstones, if there are any.
-    pub fn tombstones(&self) -> Option<&RangeTombstones> {
+    /// The largest sequence, at most `snapshot`, of a range tombstone that covers the user key; 0 if
+    /// there is none.
+    #[inline]
+    pub fn max_tombstone(&self, user_key: &[u8], snapshot: u64) -> u64 {
         match self {
-            Mem::Recovered(mem) => Some(mem.tombstones()).filter(|all| !all.is_empty()),
-            Mem::Live(_) => None,
+            Mem::Recovered(mem) => mem.tombstones().max_sequence(user_key, snapshot),
+            Mem::Live(mem) => mem.tombstones.max_sequence(user_key, snapshot),
+        }
+    }
+
+    /// The range tombstones written so far, if there are any.
+    pub fn tombstones(&self) -> Option<Arc<TombstoneRuns>> {
+        match self {
+            Mem::Recovered(mem) => Some(mem.tombstones().clone()).filter(|all| all.len() > 0),
+            Mem::Live(mem) => mem.tombstones.all(),
         }
     }
 
@@ -79,7 +94,7 @@ impl Mem {
     pub fn len(&self) -> usize {
         match self {
             Mem::Recovered(mem) => mem.len(),
-            Mem::Live(mem) => mem.len(),
+            Mem::Live(mem) => mem.points.len(),
         }
     }
 
@@ -87,7 +102,9 @@ impl Mem {
     pub fn memory(&self) -> usize {
         match self {
             Mem::Recovered(mem) => mem.memory(),
-            Mem::Live(mem) => mem.memory(),
+            Mem::Live(mem) => {
+                mem.points.memory() + mem.tombstones.all().map_or(0, |all| all.memory())
+            }
         }
     }
 }
@@ -106,7 +123,7 @@ macro_rules! either {
             (MemCursor::Recovered(cursor), Mem::Recovered(mem)) => cursor.$recovered(mem $(, $key)?),
             (MemCursor::Live(cursor), Mem::Live(mem)) => {
                 $(let ($key, packed) = split($key);)?
-                cursor.$live(mem $(, $key, packed)?)
+                cursor.$live(&mem.points $(, $key, packed)?)
             }
             _ => unreachable!("a cursor goes with the memtable it was made for"),
         }
@@ -175,8 +192,8 @@ impl MemCursor {
                 Some(MemValue::Recovered(cursor.value_range(mem)))
             }
             (MemCursor::Live(cursor), Mem::Live(mem)) => {
-                let all = 0..cursor.value(mem).len();
-                cursor.value_ref(mem).map(|value| MemValue::Live(value, all))
+                let all = 0..cursor.value(&mem.points).len();
+                cursor.value_ref(&mem.points).map(|value| MemValue::Live(value, all))
             }
             _ => unreachable!("a cursor goes with the memtable it was made for"),
         }

@@ -7,7 +7,8 @@
 //! 3. [`Recovered::get`] and [`RecoveredCursor`] search the array. Neither allocates.
 //!
 //! Order: user keys by the comparator, versions of a key newest first, as in a table. Range
-//! tombstones are kept apart; a reader must also check [`Recovered::tombstones`].
+//! tombstones are kept apart, in runs that are sorted as they fill; a reader must also check
+//! [`Recovered::tombstones`].
 //!
 //! ```text
 //! arena    varint32 key len | varint32 value len | user key | fixed64 packed | value   per entry
@@ -20,13 +21,20 @@
 
 use std::cmp::Ordering;
 use std::ops::Range;
+use std::sync::Arc;
 
 use rocksfmt::{
-    Comparator, KEY_TRAILER_BYTES, Op, RangeTombstones, RangeTombstonesBuilder, SEEK_TYPE,
-    ValueType, pack, put_varint, varint32_at,
+    Comparator, KEY_TRAILER_BYTES, Op, RangeTombstonesBuilder, SEEK_TYPE, ValueType, pack,
+    put_varint, varint32_at,
 };
 
 use crate::error::{Error, Result};
+use crate::mem::tombstones::TombstoneRuns;
+
+/// Bytes of memory that a range tombstone takes besides its keys, about.
+const TOMBSTONE_BYTES: usize = 64;
+/// Range tombstones that are sorted together.
+const TOMBSTONES_AT_ONCE: usize = if cfg!(test) { 3 } else { 512 };
 
 #[derive(Clone, Copy)]
 struct Entry {
@@ -41,7 +49,9 @@ pub(crate) struct RecoveredBuilder {
     entries: Vec<Entry>,
     /// The common prefix of all keys so far; meaningless before the first.
     common: Vec<u8>,
-    tombstones: RangeTombstonesBuilder,
+    tombstones: TombstoneRuns,
+    /// Range tombstones that are newer than the runs.
+    unsorted: RangeTombstonesBuilder,
     tombstone_count: usize,
     tombstone_bytes: usize,
 }
@@ -53,7 +63,8 @@ impl RecoveredBuilder {
             arena: Vec::new(),
             entries: Vec::new(),
             common: Vec::new(),
-            tombstones: RangeTombstonesBuilder::new(comparator),
+            tombstones: TombstoneRuns::default(),
+            unsorted: RangeTombstonesBuilder::new(comparator),
             tombstone_count: 0,
             tombstone_bytes: 0,
         }
@@ -86,16 +97,30 @@ impl RecoveredBuilder {
                 let parts = [value, &write_time.to_le_bytes()];
                 self.insert(key, sequence, ValueType::ValuePreferredSeqno, &parts);
             }
-            Op::DeleteRange { begin, end, .. } => {
-                self.tombstones
-                    .add(begin, end, sequence)
-                    .map_err(|e| Error::format("range deletions of the write-ahead log", &e))?;
-                self.tombstone_count += 1;
-                self.tombstone_bytes += begin.len() + end.len() + 4 * size_of::<u64>();
-            }
+            Op::DeleteRange { begin, end, .. } => self.delete_range(begin, end, sequence)?,
             Op::LogData(_) | Op::Noop | Op::Marker(_) => {}
         }
         Ok(())
+    }
+
+    fn delete_range(&mut self, start: &[u8], end: &[u8], sequence: u64) -> Result<()> {
+        self.unsorted
+            .add(start, end, sequence)
+            .map_err(|e| Error::format("range deletions of the write-ahead log", &e))?;
+        self.tombstone_count += 1;
+        self.tombstone_bytes += start.len() + end.len() + TOMBSTONE_BYTES;
+        if self.tombstone_count.is_multiple_of(TOMBSTONES_AT_ONCE) {
+            self.sort_tombstones();
+        }
+        Ok(())
+    }
+
+    fn sort_tombstones(&mut self) {
+        let next = RangeTombstonesBuilder::new(self.comparator);
+        let newer = std::mem::replace(&mut self.unsorted, next).finish();
+        if !newer.is_empty() {
+            self.tombstones = self.tombstones.with(self.comparator, newer);
+        }
     }
 
     fn insert(&mut self, key: &[u8], sequence: u64, value_type: ValueType, value: &[&[u8]]) {
@@ -135,7 +160,8 @@ impl RecoveredBuilder {
     }
 
     /// Sorts everything for reading, in steps.
-    pub fn freeze(self) -> Sorting {
+    pub fn freeze(mut self) -> Sorting {
+        self.sort_tombstones();
         let mut entries = self.entries;
         entries.shrink_to_fit();
         let mut table = Recovered {
@@ -143,7 +169,7 @@ impl RecoveredBuilder {
             arena: self.arena,
             entries,
             common: self.common,
-            tombstones: self.tombstones.finish(),
+            tombstones: Arc::new(self.tombstones),
         };
         table.arena.shrink_to_fit();
         Sorting { table, sorted: Vec::new(), width: 0, start: 0, left: 0, right: 0 }
@@ -248,7 +274,7 @@ pub(crate) struct Recovered {
     arena: Vec<u8>,
     entries: Vec<Entry>,
     common: Vec<u8>,
-    tombstones: RangeTombstones,
+    tombstones: Arc<TombstoneRuns>,
 }
 
 /// The ranges of an entry's parts in the arena.
@@ -277,7 +303,7 @@ impl Recovered {
     }
 
     /// The range tombstones.
-    pub fn tombstones(&self) -> &RangeTombstones {
+    pub fn tombstones(&self) -> &Arc<TombstoneRuns> {
         &self.tombstones
     }
 

@@ -5,8 +5,8 @@
 //! Going backward, all of them are before its user key; its newest visible version was picked up on
 //! the way. Turning around steps the sources over the entries in between; blocks in memory stay.
 //!
-//! Range tombstones hide older entries in their range. A source without newer entries skips to the
-//! range's end in one seek.
+//! Range tombstones hide older entries in their range. A source without newer entries skips the
+//! range in one seek, without reading the tables in between.
 
 use std::cmp::Ordering;
 use std::rc::Rc;
@@ -16,6 +16,7 @@ use rocksfmt::{Comparator, SEQUENCE_MAX, pack, unpack};
 use crate::db::CfId;
 use crate::error::{Error, Kind, Result};
 use crate::mem::{Mem, MemCursor};
+use crate::read::covering::Covering;
 use crate::read::level_iter::{Bounds, LevelIter};
 use crate::read::operands::{FoundOperands, Order, is_operand};
 use crate::read::point::entry_value;
@@ -25,7 +26,7 @@ use crate::read::state::ReadContext;
 use crate::read::stats::count;
 use crate::read::value::Value;
 use crate::read::walk::{Direction, Position};
-use crate::version::user_key;
+use crate::version::{Family, user_key};
 
 /// The keys an iterator sees, and hints.
 #[derive(Default)]
@@ -76,9 +77,7 @@ pub struct Iter {
     sequence: u64,
     bounds: Rc<Bounds>,
     sources: Vec<Source>,
-    /// Slots of the tables with range tombstones.
-    tombstone_slots: Vec<u32>,
-    memory_tombstones: bool,
+    covering: Covering,
     /// The source of the next entry in the current direction.
     current: Option<usize>,
     direction: Direction,
@@ -133,18 +132,13 @@ impl Iter {
                 options.expected_backward,
             )))
         };
-        let mut tombstone_slots = Vec::new();
         for (depth, level) in found.levels.iter().enumerate() {
             if depth == 0 {
                 sources.extend(level.slots.iter().map(|&slot| level_source(Rc::from([slot]))));
             } else if !level.slots.is_empty() {
                 sources.push(level_source(Rc::from(&level.slots[..])));
             }
-            tombstone_slots.extend(
-                level.slots.iter().copied().filter(|&slot| version.tombstones(slot).is_some()),
-            );
         }
-        let memory_tombstones = found.mems.iter().any(|mem| mem.tombstones().is_some());
         Ok(Iter {
             context: context.clone(),
             family_at,
@@ -152,8 +146,7 @@ impl Iter {
             sequence,
             bounds,
             sources,
-            tombstone_slots,
-            memory_tombstones,
+            covering: Covering::new(version, found, sequence),
             current: None,
             direction: Direction::Forward,
             key: Vec::new(),
@@ -339,10 +332,15 @@ impl Iter {
 
     #[inline]
     fn user_key(&self, at: usize) -> &[u8] {
-        match &self.sources[at] {
-            Source::Level(level) => level.user_key(),
-            Source::Memory(mem, cursor) => user_key(cursor.key(self.mem(*mem))),
-        }
+        source_key(&self.sources[at], &self.context.view.version.families[self.family_at])
+    }
+
+    /// The sequence of the newest visible range tombstone over the key of a source; 0 for none.
+    #[inline]
+    fn tombstone_over(&mut self, at: usize) -> u64 {
+        let version = &self.context.view.version;
+        let key = source_key(&self.sources[at], &version.families[self.family_at]);
+        self.covering.newest(version, key)
     }
 
     #[inline]
@@ -442,21 +440,16 @@ impl Iter {
                 self.step_current().await?;
                 continue;
             }
-            if self.has_tombstones()
-                && let Some(cover) = self.cover(self.user_key(at))
-                && cover.sequence > sequence
-            {
+            if !self.covering.is_empty() && self.tombstone_over(at) > sequence {
                 self.pass().await;
-                let user_key = self.user_key(at).to_vec();
-                self.skip_range(&user_key, cover).await?;
-                self.key = user_key;
+                self.take_key(at);
                 skip = true;
+                if !self.skip_covered(Direction::Forward).await? {
+                    self.step_current().await?;
+                }
                 continue;
             }
-            let mut key = std::mem::take(&mut self.key);
-            key.clear();
-            key.extend_from_slice(self.user_key(at));
-            self.key = key;
+            self.take_key(at);
             let value = self.source_value(at);
             if is_operand(packed) {
                 self.value = self.merge_forward(packed, value).await?;
@@ -491,10 +484,7 @@ impl Iter {
             {
                 return Ok(());
             }
-            let mut key = std::mem::take(&mut self.key);
-            key.clear();
-            key.extend_from_slice(self.user_key(at));
-            self.key = key;
+            self.take_key(at);
             // Versions come oldest first; the newest visible one counts, or the operands above it.
             let mut newest: Option<(u64, Value)> = None;
             let mut operands = None;
@@ -527,11 +517,11 @@ impl Iter {
                 continue;
             }
             let Some((packed, value)) = newest else { continue };
-            if self.has_tombstones()
-                && let Some(cover) = self.cover(&self.key)
-                && cover.sequence > unpack(packed).0
+            if !self.covering.is_empty()
+                && self.covering.newest(&self.context.view.version, &self.key) > unpack(packed).0
             {
                 self.pass().await;
+                self.skip_covered(Direction::Backward).await?;
                 continue;
             }
             match entry_value(&self.context, self.family_at, &self.key, packed, value).await? {
@@ -583,7 +573,7 @@ impl Iter {
     /// Takes an operand that is newer than all before, unless a range tombstone covers it.
     #[cold]
     fn take_operand(
-        &self,
+        &mut self,
         operands: &mut Option<Operands>,
         packed: u64,
         operand: &[u8],
@@ -591,7 +581,8 @@ impl Iter {
         if operands.is_none() {
             let family = &self.context.view.version.families[self.family_at];
             let found = FoundOperands::new(&self.context, family, Order::OldestFirst)?;
-            *operands = Some(Operands { found, cover: self.cover_sequence(), last: 0 });
+            let cover = self.cover_sequence();
+            *operands = Some(Operands { found, cover, last: 0 });
         }
         if let Some(operands) = operands
             && unpack(packed).0 >= operands.cover
@@ -622,10 +613,10 @@ impl Iter {
     }
 
     /// The sequence of the newest visible range tombstone over the key; 0 without one.
-    fn cover_sequence(&self) -> u64 {
-        match self.has_tombstones() {
-            true => self.cover(&self.key).map_or(0, |cover| cover.sequence),
-            false => 0,
+    fn cover_sequence(&mut self) -> u64 {
+        match self.covering.is_empty() {
+            true => 0,
+            false => self.covering.newest(&self.context.view.version, &self.key),
         }
     }
 
@@ -644,43 +635,50 @@ impl Iter {
         }
     }
 
-    fn has_tombstones(&self) -> bool {
-        self.memory_tombstones || !self.tombstone_slots.is_empty()
+    /// Copies the key of a source.
+    #[inline]
+    fn take_key(&mut self, at: usize) {
+        let family = &self.context.view.version.families[self.family_at];
+        self.key.clear();
+        self.key.extend_from_slice(source_key(&self.sources[at], family));
     }
 
-    /// The newest visible range tombstone over a key.
-    fn cover(&self, key: &[u8]) -> Option<Covered> {
-        let version = &self.context.view.version;
-        let in_tables = self.tombstone_slots.iter().filter_map(|&slot| version.tombstones(slot));
-        let mems = &version.families[self.family_at].mems;
-        let in_memory = mems.iter().filter_map(|mem| mem.tombstones());
-        in_tables
-            .chain(in_memory)
-            .filter_map(|tombstones| tombstones.cover(key, self.sequence))
-            .max_by_key(|cover| cover.sequence)
-            .map(|cover| Covered { sequence: cover.sequence, end: cover.end.to_vec() })
-    }
-
-    /// Skips entries under a range tombstone: sources without newer entries seek to its end;
-    /// otherwise the current source steps.
-    async fn skip_range(&mut self, key: &[u8], cover: Covered) -> Result<()> {
-        let target = SeekKey::new(&cover.end, SEQUENCE_MAX);
-        let beyond = self.comparator.cmp_user(&cover.end, key).is_gt();
-        let current = self.current;
+    /// Lets sources skip what range tombstones around the current key delete, where it is known
+    /// without reading that they have nothing newer there. Returns whether the current source did.
+    async fn skip_covered(&mut self, direction: Direction) -> Result<bool> {
+        let version = self.context.view.version.clone();
+        let newest = self.covering.newest(&version, &self.key);
+        let mut moved = false;
         for at in 0..self.sources.len() {
-            let older = match &mut self.sources[at] {
-                Source::Level(level) => level.valid() && level.largest_sequence() < cover.sequence,
-                Source::Memory(..) => false,
-            };
-            if beyond && older && self.comparator.cmp_user(self.user_key(at), &cover.end).is_lt() {
-                let position = Position::AtOrAfter(target.as_slice());
-                self.seek_source(at, position, Direction::Forward).await?;
-            } else if current == Some(at) {
-                self.step_source(at, Direction::Forward).await?;
+            let Source::Level(level) = &mut self.sources[at] else { continue };
+            // The whole run is older, or at least its current table.
+            let mut hidden = level.largest_sequence();
+            if hidden >= newest {
+                hidden = level.table_sequence();
             }
+            if hidden >= newest || !level.valid() {
+                continue;
+            }
+            let Some(cover) = self.covering.cover(&version, &self.key, hidden, direction) else {
+                continue;
+            };
+            let order = |bound: &[u8]| self.comparator.cmp_user(level.user_key(), bound);
+            let target = match direction {
+                Direction::Forward if order(cover.end).is_lt() => {
+                    SeekKey::new(cover.end, SEQUENCE_MAX)
+                }
+                Direction::Backward if order(cover.start).is_ge() => {
+                    SeekKey::with_packed(cover.start, u64::MAX)
+                }
+                _ => continue,
+            };
+            level.skip(target.as_slice(), hidden, direction).await?;
+            moved |= self.current == Some(at);
         }
-        self.pick();
-        Ok(())
+        if moved || direction == Direction::Backward {
+            self.pick();
+        }
+        Ok(moved)
     }
 
     /// Reverses the direction: moves every source to its first entry in the new direction that is
@@ -727,9 +725,12 @@ struct Operands {
     last: u64,
 }
 
-struct Covered {
-    sequence: u64,
-    end: Vec<u8>,
+#[inline]
+fn source_key<'a>(source: &'a Source, family: &'a Family) -> &'a [u8] {
+    match source {
+        Source::Level(level) => level.user_key(),
+        Source::Memory(mem, cursor) => user_key(cursor.key(&family.mems[*mem])),
+    }
 }
 
 impl Bounds {

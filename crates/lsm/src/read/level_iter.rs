@@ -166,6 +166,48 @@ impl LevelIter {
         *self.largest_sequence.get_or_insert_with(|| largest().unwrap_or(0))
     }
 
+    /// The largest sequence number of the current table.
+    pub fn table_sequence(&self) -> u64 {
+        let version = &self.context.view.version;
+        self.slots.get(self.at).map_or(0, |&slot| version.meta(slot).largest_sequence)
+    }
+
+    /// Moves on from an entry to the first one at or after the internal key `target`, or backward
+    /// to the last one at or before it, but not beyond a table that has sequences above `hidden`:
+    /// the caller knows that everything else on the way is deleted. Suspends for blocks, but reads
+    /// none of the tables that it skips.
+    pub async fn skip(&mut self, target: &[u8], hidden: u64, direction: Direction) -> Result<()> {
+        let stop = self.first_beyond(target, hidden, direction);
+        let target = stop.as_deref().unwrap_or(target);
+        let position = match direction {
+            Direction::Forward => Position::AtOrAfter(target),
+            Direction::Backward => Position::AtOrBefore(target),
+        };
+        self.seek(position, direction).await
+    }
+
+    /// The first key of a table before `target` that has sequences above `hidden`, if there is one.
+    fn first_beyond(&self, target: &[u8], hidden: u64, direction: Direction) -> Option<Vec<u8>> {
+        let version = &self.context.view.version;
+        let mut at = self.at;
+        loop {
+            let meta = version.meta(*self.slots.get(at)?);
+            let (near, far) = match direction {
+                Direction::Forward => (&meta.smallest, &meta.largest),
+                Direction::Backward => (&meta.largest, &meta.smallest),
+            };
+            if meta.largest_sequence > hidden {
+                return Some(near.clone());
+            }
+            let order = self.comparator.cmp_internal(far, target);
+            match direction {
+                Direction::Forward if order.is_lt() => at += 1,
+                Direction::Backward if order.is_gt() => at = at.checked_sub(1)?,
+                _ => return None,
+            }
+        }
+    }
+
     fn format(&self, e: &rocksfmt::Error) -> Error {
         match self.slots.get(self.at) {
             Some(&slot) => {

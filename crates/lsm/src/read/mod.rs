@@ -4,7 +4,8 @@
 //!
 //! - `reader`: the entry point, one core's handle on a database.
 //! - `point` looks keys up. `iter` merges all sorted runs, `level_iter` iterates over one, `ahead`
-//!   reads its blocks ahead, `walk` finds them in the index.
+//!   reads its blocks ahead, `walk` finds them in the index. `covering` has the range tombstones
+//!   that an iterator sees.
 //! - `operands` merges the operands that a read finds.
 //! - `load` brings blocks and blobs into memory; `blob` finds values in blob files.
 //! - `state`: what the reader of one core owns. `ReadContext` is a reader with the view that one
@@ -19,6 +20,7 @@ mod blob;
 mod block;
 mod cache;
 mod chunk;
+mod covering;
 mod flight;
 pub(crate) mod iter;
 pub(crate) mod level_iter;

@@ -158,7 +158,10 @@ impl<'a> Lookup<'a> {
             _ => {}
         }
         loop {
-            if !self.next_table() {
+            // Below a tombstone everything is older. Of the versions of a key in two tables of a
+            // level, some may be newer; only operands lead from one to the other.
+            let is_deleted = self.tombstone > 0 && self.operands.is_none();
+            if is_deleted || !self.next_table() {
                 return Ok(Step::Done(None));
             }
             let table = self.table()?;
@@ -343,21 +346,23 @@ impl<'a> Lookup<'a> {
     /// at the seek key.
     fn look_in_memory(&mut self, context: &ReadContext, first: usize) -> Result<Option<Step>> {
         for (at, mem) in self.family.mems.iter().enumerate().skip(first) {
-            if let Some(tombstones) = mem.tombstones() {
-                let over = tombstones.max_sequence(self.key, self.sequence);
-                self.tombstone = self.tombstone.max(over);
-            }
-            if self.operands.is_none() {
-                let Some((packed, value)) = mem.get(self.key, self.sequence) else { continue };
+            let over = mem.max_tombstone(self.key, self.sequence);
+            self.tombstone = self.tombstone.max(over);
+            if self.operands.is_none()
+                && let Some((packed, value)) = mem.get(self.key, self.sequence)
+            {
                 let value = Value::memory(self.view, self.family_at, at, value);
-                match self.resolve(context, packed, None, value)? {
-                    Resolved::Step(step) => return Ok(Some(step)),
-                    Resolved::Invisible => continue,
-                    Resolved::Operand => {}
+                if let Resolved::Step(step) = self.resolve(context, packed, None, value)? {
+                    return Ok(Some(step));
                 }
             }
-            if let Some(step) = self.look_below_operand(context, at, mem)? {
-                return Ok(Some(step));
+            if self.operands.is_some() {
+                if let Some(step) = self.look_below_operand(context, at, mem)? {
+                    return Ok(Some(step));
+                }
+            } else if self.tombstone > 0 {
+                // Everything that is left is older.
+                return Ok(Some(Step::Done(None)));
             }
         }
         Ok(None)

@@ -186,8 +186,9 @@ fn overlap(version: &Version, family: &Family, (first, last): (&[u8], &[u8])) ->
         return Some(format!("table {}", meta.number));
     }
     let written = family.mems.iter().any(|mem| {
-        let tombstones = mem.tombstones().into_iter().flat_map(|set| set.iter());
-        has_key(mem, order, first, last) || tombstones.into_iter().any(|t| !apart(t.0, t.1))
+        let tombstones = mem.tombstones();
+        has_key(mem, order, first, last)
+            || tombstones.iter().flat_map(|all| all.iter()).any(|t| !apart(t.0, t.1))
     });
     written.then(|| "something in memory".to_owned())
 }

@@ -3,16 +3,15 @@
 
 use std::collections::BTreeMap;
 use std::rc::Rc;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use memtable::Reserve;
-use rocksfmt::{ManifestReplay, Op, ValueType, VersionEdit, WriteBatch, pack};
+use rocksfmt::{ManifestReplay, VersionEdit, WriteBatch};
 
 use crate::durability::Durability;
 use crate::error::{Error, Kind, Result};
 use crate::file_list::{FileList, FilePrefix};
-use crate::mem::Mem;
+use crate::mem::live::{LiveWriter, TOMBSTONES_MAX};
 use crate::mutant::mutant;
 use crate::options::WriteOptions;
 use crate::version::{Level, Slot, Version};
@@ -124,7 +123,7 @@ struct Commit<'a> {
     /// The change of the number of keys by the log's batches, if it is known.
     keys: Option<i64>,
     /// The memtables that are written to, by column family.
-    live: BTreeMap<u32, memtable::Writer>,
+    live: BTreeMap<u32, LiveWriter>,
     /// When these memtables began, in Unix seconds.
     began: u64,
 }
@@ -240,22 +239,24 @@ impl Commit<'_> {
 
     /// Whether the memtables are full. Memory counts, because small entries take much more than
     /// their bytes. Bytes count too, because many families reserve memory that they do not use, and
-    /// memtables of few bytes would become many small tables.
+    /// memtables of few bytes would become many small tables. Range tombstones count, because every
+    /// get searches those of a memtable.
     fn is_full(&self) -> bool {
         self.fill() >= 1.0
     }
 
     /// How full the memtables are.
     fn fill(&self) -> f64 {
-        let sum = |of: fn(&memtable::Memtable) -> usize| -> usize {
-            self.live.values().map(|writer| of(writer.memtable())).sum()
-        };
+        let sum = |of: fn(&LiveWriter) -> usize| -> usize { self.live.values().map(of).sum() };
         let limit = self.state.options.memtable_bytes;
-        let memory = sum(memtable::Memtable::memory);
+        let memory = sum(LiveWriter::memory);
         let part = |bytes: usize, limit: usize| bytes as f64 / limit.max(1) as f64;
         let memory_part = part(memory.max(MEMTABLES_SMALL), limit);
-        let bytes_part = part(sum(memtable::Memtable::bytes), limit / 4);
-        part(memory, 2 * limit.max(MEMTABLES_SMALL)).max(memory_part.min(bytes_part))
+        let bytes_part = part(sum(LiveWriter::bytes), limit / 4);
+        let tombstones = self.live.values().map(LiveWriter::range_tombstones).max();
+        part(memory, 2 * limit.max(MEMTABLES_SMALL))
+            .max(memory_part.min(bytes_part))
+            .max(part(tombstones.unwrap_or(0), TOMBSTONES_MAX))
     }
 
     /// Makes sure that the log has room for a group.
@@ -331,7 +332,7 @@ impl Commit<'_> {
     /// the new one: that needs no space.
     async fn clear(&mut self, ids: &[u32]) -> Result<()> {
         let state = self.state;
-        if self.live.values().any(|writer| !writer.memtable().is_empty()) {
+        if self.live.values().any(|writer| !writer.is_empty()) {
             self.begin_log(0).await?;
         }
         // If there is no log yet, it will get a larger number.
@@ -375,7 +376,7 @@ impl Commit<'_> {
 
     /// Begins new memtables, unless the present ones are empty.
     async fn switch_memtables(&mut self) -> Result<()> {
-        if self.live.values().all(|writer| writer.memtable().is_empty()) {
+        if self.live.values().all(|writer| writer.is_empty()) {
             return Ok(());
         }
         self.state.wait_for_headroom().await?;
@@ -475,14 +476,14 @@ fn take_group(state: &WriteState, group: &mut Vec<Pending>) {
 }
 
 /// Begins memtables for all column families that can be written, and publishes them.
-fn new_memtables(state: &WriteState) -> BTreeMap<u32, memtable::Writer> {
+fn new_memtables(state: &WriteState) -> BTreeMap<u32, LiveWriter> {
     let mut live = BTreeMap::new();
     state.db.publish(|version| {
         let shares = version.families.len();
         for family in version.families.iter_mut().filter(|family| family.refused.is_none()) {
             let (bytes, seed) = (state.options.memtable_bytes, state.core.random_u64());
-            let (writer, table) = memtable::Memtable::share(family.comparator, bytes, shares, seed);
-            family.mems.insert(0, Arc::new(Mem::Live(table)));
+            let (writer, mem) = LiveWriter::new(family.comparator, bytes, shares, seed);
+            family.mems.insert(0, mem);
             live.insert(family.id, writer);
         }
     });
@@ -490,25 +491,13 @@ fn new_memtables(state: &WriteState) -> BTreeMap<u32, memtable::Writer> {
 }
 
 /// Applies a batch to the memtables. It was checked, and memtables have no limit of their own.
-fn apply(
-    batch: &[u8],
-    live: &mut BTreeMap<u32, memtable::Writer>,
-    reserve: &mut Reserve,
-) -> Result<()> {
+fn apply(batch: &[u8], live: &mut BTreeMap<u32, LiveWriter>, reserve: &mut Reserve) -> Result<()> {
     let format = |e: rocksfmt::Error| Error::format("a batch", &e);
     for op in WriteBatch::parse(batch).map_err(format)?.ops() {
         let (sequence, op) = op.map_err(format)?;
-        let (cf, key, kind, value) = match op {
-            Op::Put { cf, key, value } => (cf, key, ValueType::Value, value),
-            Op::Delete { cf, key } => (cf, key, ValueType::Deletion, &b""[..]),
-            Op::SingleDelete { cf, key } => (cf, key, ValueType::SingleDeletion, &b""[..]),
-            Op::Merge { cf, key, operand } => (cf, key, ValueType::Merge, operand),
-            _ => continue,
-        };
-        let Some(writer) = live.get_mut(&cf) else { continue };
-        writer
-            .insert_from(reserve, key, pack(sequence, kind as u8), value)
-            .map_err(|e| Error::new(Kind::Memory, e.to_string()))?;
+        if let Some(writer) = op.column_family().and_then(|cf| live.get_mut(&cf)) {
+            writer.apply(reserve, sequence, &op)?;
+        }
     }
     Ok(())
 }

@@ -12,7 +12,7 @@
 
 use std::sync::Arc;
 
-use rocksfmt::{FileMeta, RangeTombstones, VersionEdit};
+use rocksfmt::{FileMeta, Fragments, RangeDelAggregator, VersionEdit};
 
 use crate::error::{Error, Kind, Result};
 use crate::mem::{Mem, MemCursor, split};
@@ -292,9 +292,10 @@ pub(crate) async fn table(
     let mut cursor = MemCursor::new(mem);
     let mut more = cursor.seek_to_first(mem);
     let mut added = 0;
-    let mut around = AroundMem(mem.tombstones());
+    let snapshots = job.db.readable();
+    let mut around = AroundMem(fragments(job, family, mem, &snapshots).await?);
     let mut iter = CompactionIter::new(Rules {
-        snapshots: job.db.readable(),
+        snapshots,
         place: Place::Flush,
         merge_operator: family.merge.certain(),
         merge_bytes: merge_bytes_max(&job.core),
@@ -319,27 +320,42 @@ pub(crate) async fn table(
     while let Some(output) = iter.next(b"") {
         writer.add(output.key, output.value).await?;
     }
-    if let Some(tombstones) = mem.tombstones() {
-        for (start, end, sequence) in tombstones.iter() {
-            writer.add_range_tombstone(start, end, sequence);
+    for tombstone in around.0.between(None, None) {
+        writer.add_range_tombstone(tombstone.start, tombstone.end, tombstone.sequence);
+        added += 1;
+        if added % ENTRIES_AT_ONCE == 0 {
+            job.core.checkpoint().await;
         }
     }
     writer.finish(0).await
 }
 
-/// The range tombstones of a memtable.
-struct AroundMem<'a>(Option<&'a RangeTombstones>);
+/// The range tombstones of a memtable, of those that the same readers see only the newest.
+async fn fragments(job: &Job, family: &Family, mem: &Mem, snapshots: &[u64]) -> Result<Fragments> {
+    let mut all = RangeDelAggregator::new(family.comparator, snapshots.to_vec());
+    let tombstones = mem.tombstones();
+    for (at, (start, end, sequence)) in tombstones.iter().flat_map(|all| all.iter()).enumerate() {
+        all.add(start, end, sequence).map_err(|e| Error::format("range deletions", &e))?;
+        if at % ENTRIES_AT_ONCE == 0 {
+            job.core.checkpoint().await;
+        }
+    }
+    Ok(all.finish())
+}
 
-impl Around for AroundMem<'_> {
+/// The range tombstones of a memtable.
+struct AroundMem(Fragments);
+
+impl Around for AroundMem {
     fn exists_below(&mut self, _: &[u8]) -> bool {
         true
     }
 
     fn has_tombstones(&self) -> bool {
-        self.0.is_some()
+        !self.0.is_empty()
     }
 
     fn covered(&mut self, user_key: &[u8], at: u64) -> u64 {
-        self.0.map_or(0, |tombstones| tombstones.max_sequence(user_key, at))
+        self.0.max_sequence(user_key, at)
     }
 }

@@ -7,8 +7,8 @@ use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
 
 use crate::error::{Error, Kind};
+use crate::range_tombstones::clipped;
 use crate::version::{Slot, Version};
-use crate::write::merge;
 
 /// The tables that merges leave alone.
 #[derive(Default)]
@@ -27,12 +27,8 @@ impl Quarantine {
             for &slot in family.levels.iter().flat_map(|level| &level.slots) {
                 if let Slot::Broken { error, .. } = &version.slots[slot as usize] {
                     quarantine.add(version, slot, error);
-                } else if merge::truncated_tombstones(version, slot, family.comparator).is_none() {
-                    let name = version.meta(slot).number;
-                    let text = format!(
-                        "{name:06}.sst: range deletions that reach beyond the table, in reverse order"
-                    );
-                    quarantine.add(version, slot, &Error::new(Kind::Unsupported, text));
+                } else if let Err(error) = clipped(version, family, slot) {
+                    quarantine.add(version, slot, &error);
                 }
             }
         }

@@ -202,8 +202,9 @@ impl Writer {
     /// for; returns the sequence number of its last operation.
     ///
     /// # Errors
-    /// - [`Kind::UnknownColumnFamily`]; [`Kind::Unsupported`] for range deletions, and for merges in
-    ///   a family without a merge operator; [`Kind::Memory`] for a batch of more than 256 MiB.
+    /// - [`Kind::UnknownColumnFamily`]; [`Kind::Unsupported`] for a range whose end comes before its
+    ///   start, and for merges in a family without a merge operator; [`Kind::Memory`] for a batch of
+    ///   more than 256 MiB.
     /// - [`Kind::Full`] when the disk has no room for it. It is not written, and neither is any
     ///   batch that was submitted after it until all refused callers have seen their refusals.
     /// - [`Kind::Io`] when the log cannot be written. It is unknown whether the batch will be there
@@ -317,6 +318,14 @@ impl Writer {
                     let family = version.family(cf)?;
                     family.merge.check_writing(&family.name)?;
                 }
+                // RocksDB refuses it when it applies the batch, also one that it finds in a log.
+                Op::DeleteRange { cf, begin, end }
+                    if version.family(cf)?.comparator.cmp_user(begin, end).is_gt() =>
+                {
+                    let text = "cannot delete a range: its end comes before its start";
+                    return Err(Error::new(Kind::Unsupported, text));
+                }
+                Op::DeleteRange { .. } => {}
                 _ => return Err(Error::new(Kind::Unsupported, format!("writing {op:?}"))),
             }
         }
@@ -365,6 +374,18 @@ impl Writer {
     pub async fn merge(&self, key: &[u8], operand: &[u8]) -> Result<u64> {
         let mut batch = BatchWriter::new();
         batch.merge(0, key, operand);
+        self.write(batch).await
+    }
+
+    /// Deletes all keys of a column family from `start` to before `end`, at the cost of one write;
+    /// see [`Writer::write`]. With equal keys it deletes nothing. [`Db::keys`] is unknown
+    /// afterwards: nobody counts the keys. A caller that did can use [`Writer::submit`].
+    ///
+    /// # Errors
+    /// As for [`Writer::write`].
+    pub async fn delete_range(&self, family: CfId, start: &[u8], end: &[u8]) -> Result<u64> {
+        let mut batch = BatchWriter::new();
+        batch.delete_range(family, start, end);
         self.write(batch).await
     }
 

@@ -12,6 +12,7 @@ mod full_disk;
 mod manifest;
 mod memory;
 mod model;
+mod range_deletes;
 mod wal_cases;
 mod writing;
 mod written_by_rocksdb;

@@ -1,7 +1,7 @@
 //! The engine against a `BTreeMap`: random work from proptest, in a simulated world.
 //!
-//! Puts, deletes, batches, clearings, snapshots, iterators that are held during writes, and new
-//! openings, with memtables so small that they are flushed and merged all the time. A snapshot or
+//! Puts, deletes, range deletes, batches, clearings, snapshots, iterators that are held during
+//! writes, and new openings, with memtables so small that they are flushed and merged all the time. A snapshot or
 //! an iterator sees the map as it was when it was taken.
 
 use std::collections::BTreeMap;
@@ -27,6 +27,8 @@ enum Edit {
     Merge(u8, u16),
     Delete,
     SingleDelete,
+    /// All keys up to that many numbers away.
+    DeleteRange(u8),
 }
 
 /// The merge operators, as RocksDB names them.
@@ -86,6 +88,8 @@ fn any_change() -> impl Strategy<Value = Change> {
         4 => operand.prop_map(|(byte, len)| Edit::Merge(byte, len)),
         1 => Just(Edit::Delete),
         1 => Just(Edit::SingleDelete),
+        1 => (0u8..8).prop_map(Edit::DeleteRange),
+        1 => any::<u8>().prop_map(Edit::DeleteRange),
     ];
     (any::<Index>(), edit)
 }
@@ -262,6 +266,13 @@ impl Open {
                         Edit::SingleDelete => {
                             batch.single_delete(0, &key);
                             model.remove(&key);
+                        }
+                        Edit::DeleteRange(far) => {
+                            let other =
+                                super::model::key(index.index(KEYS).abs_diff(usize::from(*far)));
+                            let (from, to) = (key.clone().min(other.clone()), key.max(other));
+                            batch.delete_range(0, &from, &to);
+                            model.retain(|key, _| *key < from || *key >= to);
                         }
                     }
                 }

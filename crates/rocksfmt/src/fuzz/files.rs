@@ -260,11 +260,15 @@ pub fn rangedel(data: &[u8]) {
         let keys: Vec<Vec<u8>> = t.iter().take(8).map(|(start, ..)| start.to_vec()).collect();
         for key in &keys {
             let sequence = t.max_sequence(key, SEQUENCE_MAX);
-            assert_eq!(t.cover(key, SEQUENCE_MAX).map_or(0, |c| c.sequence), sequence);
+            assert_eq!(
+                t.cover(key, SEQUENCE_MAX, SEQUENCE_MAX).map_or(0, |c| c.sequence),
+                sequence
+            );
         }
         let _ = t.set_bounds(data, data);
         for key in &keys {
-            let _ = t.cover(key, 7);
+            let _ = t.cover(key, 7, 3);
+            let _ = t.stretch(key, 7);
         }
     }
 }

@@ -10,5 +10,6 @@ pub(crate) mod index;
 pub(crate) mod index_search;
 pub(crate) mod metaindex;
 pub(crate) mod properties;
+pub(crate) mod range_del_aggregator;
 pub(crate) mod rangedel;
 pub(crate) mod xxph3;

@@ -4,17 +4,24 @@
 //! smaller sequence, in its own file and all older data. Blocks written by RocksDB hold
 //! non-overlapping ranges, but overlapping and unsorted ones are legal.
 //!
-//! The set is an array sorted by start, read as an implicit binary tree in which each node stores
-//! the largest end in its subtree (an interval tree). A query walks the path to the key and every
-//! tombstone that covers it; for non-overlapping ranges that is a binary search. RocksDB cuts
-//! ranges into fragments, which is as fast but needs memory quadratic in the number of nested
-//! ranges; the tree needs a few words for each range.
+//! The set answers from two arrays:
+//!
+//! - Marks: the user keys at which the newest tombstone changes, with the sequence from there on. A
+//!   reader that sees all tombstones, which is nearly every reader, searches only these. `n`
+//!   tombstones have at most `2n` marks, however they overlap.
+//! - The tombstones by start, read as an implicit binary tree in which each node stores the largest
+//!   end in its subtree (an interval tree). A reader that sees only older ones walks the path to
+//!   the key and every tombstone that covers it.
+//!
+//! RocksDB stores all sequences with each fragment, which needs memory quadratic in the number of
+//! nested ranges.
 //!
 //! A file's tombstones count only inside the file's bounds, because compaction splits a tombstone
 //! between files by bounds, not by rewriting it: see [`RangeTombstones::set_bounds`]. Bounds apply
 //! to user keys, as in RocksDB when it picks the files of a point read.
 
 use std::cmp::Ordering;
+use std::collections::BinaryHeap;
 
 use crate::block::data::BlockCursor;
 use crate::block::layout::BlockLayout;
@@ -33,6 +40,13 @@ struct Tombstone {
     end_max: Span,
 }
 
+/// From this key to that of the next mark, the newest tombstone has this sequence; 0 for none.
+#[derive(Clone, Copy, Debug)]
+struct Mark {
+    key: Span,
+    sequence: u64,
+}
+
 /// Builds a set of range tombstones.
 #[derive(Clone, Debug, Default)]
 pub struct RangeTombstonesBuilder {
@@ -45,6 +59,20 @@ impl RangeTombstonesBuilder {
     /// Starts an empty set with the column family's order.
     pub fn new(comparator: Comparator) -> RangeTombstonesBuilder {
         RangeTombstonesBuilder { comparator, ..RangeTombstonesBuilder::default() }
+    }
+
+    /// Reserves room for as many tombstones and as many bytes of keys as the sets have together.
+    pub fn reserve<'a>(&mut self, sets: impl IntoIterator<Item = &'a RangeTombstones>) {
+        let (items, bytes) = sets
+            .into_iter()
+            .fold((0, 0), |(items, bytes), set| (items + set.items.len(), bytes + set.arena.len()));
+        self.items.reserve_exact(items);
+        self.arena.reserve_exact(bytes);
+    }
+
+    /// Adds all tombstones of a set, whatever its bounds.
+    pub fn add_all(&mut self, set: &RangeTombstones) -> Result<()> {
+        set.iter().try_for_each(|(start, end, sequence)| self.add(start, end, sequence))
     }
 
     /// Adds a tombstone; drops it if its range is empty.
@@ -78,7 +106,46 @@ impl RangeTombstonesBuilder {
                 .then(b.sequence.cmp(&a.sequence))
         });
         set_end_max(comparator, &arena, &mut items);
-        RangeTombstones { comparator, arena, items, bounds: None }
+        let marks = marks(comparator, &arena, &items);
+        let sequences = || items.iter().map(|item| item.sequence);
+        let sequences = (sequences().min().unwrap_or(0), sequences().max().unwrap_or(0));
+        RangeTombstones { comparator, arena, items, marks, sequences, bounds: None }
+    }
+}
+
+/// The marks of tombstones sorted by start.
+fn marks(comparator: Comparator, arena: &[u8], items: &[Tombstone]) -> Vec<Mark> {
+    let is_before =
+        |a: Span, b: Span| comparator.cmp_user(slice(arena, a), slice(arena, b)).is_lt();
+    let mut marks: Vec<Mark> = Vec::with_capacity(items.len() + 1);
+    // The tombstones that have begun, the newest first; those that have ended leave at the top.
+    let mut begun: BinaryHeap<(u64, usize)> = BinaryHeap::new();
+    let mut next = 0;
+    let mut at = match items.first() {
+        Some(first) => first.start,
+        None => return marks,
+    };
+    loop {
+        while let Some(item) = items.get(next)
+            && !is_before(at, item.start)
+        {
+            begun.push((item.sequence, next));
+            next += 1;
+        }
+        while begun.peek().is_some_and(|&(_, index)| !is_before(at, items[index].end)) {
+            begun.pop();
+        }
+        let newest = begun.peek().map(|&(sequence, index)| (sequence, items[index].end));
+        let sequence = newest.map_or(0, |(sequence, _)| sequence);
+        if marks.last().is_none_or(|last| last.sequence != sequence) {
+            marks.push(Mark { key: at, sequence });
+        }
+        at = match (newest, items.get(next)) {
+            (Some((_, end)), Some(item)) if is_before(item.start, end) => item.start,
+            (Some((_, end)), _) => end,
+            (None, Some(item)) => item.start,
+            (None, None) => return marks,
+        };
     }
 }
 
@@ -88,6 +155,9 @@ pub struct RangeTombstones {
     comparator: Comparator,
     arena: Vec<u8>,
     items: Vec<Tombstone>,
+    marks: Vec<Mark>,
+    /// The smallest and the largest sequence.
+    sequences: (u64, u64),
     bounds: Option<Bounds>,
 }
 
@@ -107,6 +177,18 @@ pub struct Cover<'a> {
     pub start: &'a [u8],
     /// The range ends before this key. (It covers the queried key, even if that equals `end`.)
     pub end: &'a [u8],
+}
+
+/// The newest visible deletion of a key, and the range around the key where it is the newest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stretch<'a> {
+    /// Entries below this sequence are deleted; 0 if no tombstone covers the key.
+    pub sequence: u64,
+    /// First key of the range; `None` if nothing limits it.
+    pub start: Option<&'a [u8]>,
+    /// The range ends before this key; `None` if nothing limits it. (The queried key belongs to
+    /// the range, even if it equals `end`.)
+    pub end: Option<&'a [u8]>,
 }
 
 impl RangeTombstones {
@@ -168,7 +250,19 @@ impl RangeTombstones {
 
     /// Bytes of memory in use.
     pub fn memory(&self) -> usize {
-        self.arena.capacity() + self.items.capacity() * size_of::<Tombstone>()
+        self.arena.capacity()
+            + self.items.capacity() * size_of::<Tombstone>()
+            + self.marks.capacity() * size_of::<Mark>()
+    }
+
+    /// The smallest sequence; 0 without tombstones.
+    pub fn smallest_sequence(&self) -> u64 {
+        self.sequences.0
+    }
+
+    /// The largest sequence; 0 without tombstones.
+    pub fn largest_sequence(&self) -> u64 {
+        self.sequences.1
     }
 
     /// All tombstones by ascending start, as stored: `(start, end, sequence)`, not limited to the
@@ -183,24 +277,43 @@ impl RangeTombstones {
     /// there is none.
     #[inline]
     pub fn max_sequence(&self, user_key: &[u8], snapshot: u64) -> u64 {
-        if self.items.is_empty() || !self.in_bounds(user_key) {
+        if snapshot < self.sequences.0 || self.items.is_empty() || !self.in_bounds(user_key) {
             return 0;
         }
-        self.strongest(user_key, snapshot).map_or(0, |t| t.sequence)
+        if snapshot < self.sequences.1 {
+            return self.strongest(user_key, snapshot).map_or(0, |t| t.sequence);
+        }
+        self.mark(user_key).map_or(0, |at| self.marks[at].sequence)
     }
 
-    /// Like [`RangeTombstones::max_sequence`], with the range around the key that this sequence
-    /// covers, limited to the file's bounds. In data that is older throughout, an iterator may skip
-    /// to the end of the range (or, backwards, to before its start).
-    pub fn cover(&self, user_key: &[u8], snapshot: u64) -> Option<Cover<'_>> {
-        if self.items.is_empty() || !self.in_bounds(user_key) {
+    /// Like [`RangeTombstones::max_sequence`], with a range around the key in which every key is
+    /// deleted below this sequence or a larger one, limited to the file's bounds. In data whose
+    /// sequences are at most `data_sequence` and below the cover's, an iterator may skip to the end
+    /// of the range (or, backwards, to before its start): adjacent tombstones are joined as long as
+    /// all are newer than `data_sequence`.
+    pub fn cover(&self, user_key: &[u8], snapshot: u64, data_sequence: u64) -> Option<Cover<'_>> {
+        if snapshot < self.sequences.0 || self.items.is_empty() || !self.in_bounds(user_key) {
             return None;
         }
-        let found = self.strongest(user_key, snapshot)?;
-        let mut cover = Cover {
-            sequence: found.sequence,
-            start: slice(&self.arena, found.start),
-            end: slice(&self.arena, found.end),
+        let mut cover = if snapshot < self.sequences.1 {
+            let found = self.strongest(user_key, snapshot)?;
+            Cover {
+                sequence: found.sequence,
+                start: slice(&self.arena, found.start),
+                end: slice(&self.arena, found.end),
+            }
+        } else {
+            let at = self.mark(user_key).filter(|&at| self.marks[at].sequence > 0)?;
+            let least = self.marks[at].sequence.min(data_sequence.saturating_add(1));
+            let reaches = |mark: &Mark| mark.sequence >= least;
+            let before = self.marks[..at].iter().rev().take_while(|mark| reaches(mark)).count();
+            let after = self.marks[at..].iter().take_while(|mark| reaches(mark)).count();
+            Cover {
+                sequence: self.marks[at].sequence,
+                start: slice(&self.arena, self.marks[at - before].key),
+                // The last mark has no tombstone.
+                end: slice(&self.arena, self.marks[at + after].key),
+            }
         };
         if let Some(bounds) = &self.bounds {
             if self.comparator.cmp_user(cover.start, &bounds.smallest).is_lt() {
@@ -211,6 +324,53 @@ impl RangeTombstones {
             }
         }
         Some(cover)
+    }
+
+    /// The newest deletion of a key that `snapshot` sees, with the keys around it that have the
+    /// same: an iterator asks again when it leaves them.
+    pub fn stretch<'a>(&'a self, user_key: &'a [u8], snapshot: u64) -> Stretch<'a> {
+        let everywhere = Stretch { sequence: 0, start: None, end: None };
+        if snapshot < self.sequences.0 || self.items.is_empty() {
+            return everywhere;
+        }
+        if let Some(bounds) = &self.bounds {
+            if self.comparator.cmp_user(user_key, &bounds.smallest).is_lt() {
+                return Stretch { end: Some(&bounds.smallest), ..everywhere };
+            }
+            if !self.in_bounds(user_key) {
+                return Stretch { start: Some(user_key), ..everywhere };
+            }
+        }
+        if snapshot < self.sequences.1 {
+            // Only this key is known.
+            let sequence = self.strongest(user_key, snapshot).map_or(0, |t| t.sequence);
+            return Stretch { sequence, start: Some(user_key), end: Some(user_key) };
+        }
+        let key = |at: usize| self.marks.get(at).map(|mark| slice(&self.arena, mark.key));
+        let mut stretch = match self.mark(user_key) {
+            None => Stretch { end: key(0), ..everywhere },
+            Some(at) => {
+                Stretch { sequence: self.marks[at].sequence, start: key(at), end: key(at + 1) }
+            }
+        };
+        if let Some(bounds) = &self.bounds {
+            let order = |key: &[u8], bound: &[u8]| self.comparator.cmp_user(key, bound);
+            if stretch.start.is_none_or(|start| order(start, &bounds.smallest).is_lt()) {
+                stretch.start = Some(&bounds.smallest);
+            }
+            if stretch.end.is_none_or(|end| order(end, &bounds.largest).is_gt()) {
+                stretch.end = Some(&bounds.largest);
+            }
+        }
+        stretch
+    }
+
+    /// The last mark at or before a key.
+    #[inline]
+    fn mark(&self, user_key: &[u8]) -> Option<usize> {
+        let is_at_or_before =
+            |mark: &Mark| self.comparator.cmp_user(slice(&self.arena, mark.key), user_key).is_le();
+        self.marks.partition_point(is_at_or_before).checked_sub(1)
     }
 
     fn in_bounds(&self, user_key: &[u8]) -> bool {
@@ -313,7 +473,7 @@ mod tests {
         {
             assert_eq!(t.max_sequence(key.as_bytes(), snapshot), want, "{key} at {snapshot}");
         }
-        assert_eq!(t.cover(b"c", 99), Some(Cover { sequence: 9, start: b"b", end: b"d" }));
+        assert_eq!(t.cover(b"c", 99, 0), Some(Cover { sequence: 9, start: b"b", end: b"d" }));
     }
 
     #[test]
@@ -324,7 +484,7 @@ mod tests {
         t.set_bounds(&internal(b"c", pack(3, 1)), &internal(b"m", SENTINEL_PACKED)).unwrap();
         let covered = |t: &RangeTombstones, key: &[u8]| t.max_sequence(key, 99) == 7;
         assert!(!covered(&t, b"b") && covered(&t, b"c") && covered(&t, b"l") && !covered(&t, b"m"));
-        assert_eq!(t.cover(b"d", 99), Some(Cover { sequence: 7, start: b"c", end: b"m" }));
+        assert_eq!(t.cover(b"d", 99, 0), Some(Cover { sequence: 7, start: b"c", end: b"m" }));
         t.set_bounds(&internal(b"c", pack(3, 1)), &internal(b"m", pack(3, 1))).unwrap();
         assert!(covered(&t, b"m") && !covered(&t, b"n"));
     }
@@ -363,6 +523,48 @@ mod tests {
                         inside && q <= snapshot
                     }).map(|i| i.2).max().unwrap_or(0);
                     prop_assert_eq!(t.max_sequence(&[key], snapshot), want, "key {} snapshot {}", key, snapshot);
+                    let stretch = t.stretch(&[key], snapshot).sequence;
+                    prop_assert_eq!(stretch, want, "stretch of {} at {}", key, snapshot);
+                }
+            }
+        }
+
+        #[test]
+        fn the_ranges_around_a_key_have_what_they_say(
+            items in proptest::collection::vec((0u8..30, 0u8..30, 1u64..20), 0..40),
+            bounds in proptest::option::of((0u8..30, 0u8..30, any::<bool>())),
+            snapshot in 0u64..21,
+            data in 0u64..20,
+        ) {
+            let mut b = RangeTombstonesBuilder::new(Comparator::Bytewise);
+            for &(start, end, sequence) in &items {
+                b.add(&[start], &[end], sequence).unwrap();
+            }
+            let mut t = b.finish();
+            if let Some((a, b, sentinel)) = bounds {
+                let (low, high) = (a.min(b), a.max(b));
+                let packed = if sentinel { SENTINEL_PACKED } else { pack(3, 1) };
+                t.set_bounds(&internal(&[low], pack(3, 1)), &internal(&[high], packed)).unwrap();
+            }
+            for key in 0u8..31 {
+                let key = [key];
+                let within = |start: Option<&[u8]>, end: Option<&[u8]>| {
+                    let (start, end) = (start.map(<[u8]>::to_vec), end.map(<[u8]>::to_vec));
+                    (0u8..31).filter(move |&other| {
+                        start.as_ref().is_none_or(|s| s[..] <= [other][..])
+                            && end.as_ref().is_none_or(|e| [other][..] < e[..])
+                    })
+                };
+                let stretch = t.stretch(&key, snapshot);
+                for other in within(stretch.start, stretch.end) {
+                    prop_assert_eq!(t.max_sequence(&[other], snapshot), stretch.sequence);
+                }
+                let cover = t.cover(&key, snapshot, data);
+                prop_assert_eq!(cover.map_or(0, |c| c.sequence), stretch.sequence);
+                if let Some(cover) = cover.filter(|cover| cover.sequence > data) {
+                    for other in within(Some(cover.start), Some(cover.end)) {
+                        prop_assert!(t.max_sequence(&[other], snapshot) > data);
+                    }
                 }
             }
         }

@@ -11,13 +11,14 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use rocksfmt::{Comparator, InternalKey, RangeTombstones, RangeTombstonesBuilder, SENTINEL_PACKED};
+use rocksfmt::{Comparator, RangeTombstones, RangeTombstonesBuilder};
 
 use crate::error::{Error, Kind, Result};
 use crate::merge_operator::merge_bytes_max;
+use crate::range_tombstones::{Tombstone, clipped};
 use crate::read::level_iter::LevelIter;
 use crate::table::Table;
-use crate::version::{Version, user_key};
+use crate::version::{Family, Version};
 use crate::write::blob_garbage::BlobMeter;
 use crate::write::compaction_iter::{Around, CompactionIter, Place, Rules};
 use crate::write::job::{self, ENTRIES_AT_ONCE, Job};
@@ -92,7 +93,7 @@ impl MergePart {
         let oldest = snapshots[0];
         let below = Below::new(version, family, plan);
         let mut output = Output::new(job, version, family, plan, range, &below);
-        let covered = self.tombstones(comparator, oldest, &below, &mut output)?;
+        let covered = self.tombstones(family, oldest, &below, &mut output)?;
         let mut paced = Paced::new(&self.pace);
         let share = job.core.pool().limit() / MEMORY_SHARE as usize;
         let mut merging = Merging::new(sources, comparator, share);
@@ -147,16 +148,16 @@ impl MergePart {
     /// The range tombstones of the inputs as one set. Those that the outputs keep go to `output`.
     fn tombstones(
         &self,
-        comparator: Comparator,
+        family: &Family,
         oldest: u64,
         below: &Below<'_>,
         output: &mut Output<'_>,
     ) -> Result<Option<RangeTombstones>> {
         let version = &self.version;
-        let mut set = RangeTombstonesBuilder::new(comparator);
+        let mut set = RangeTombstonesBuilder::new(family.comparator);
         let mut some = false;
         for (_, slot) in self.plan.files().filter(|file| version.tombstones(file.1).is_some()) {
-            let all = truncated_tombstones(version, slot, comparator).unwrap_or_default();
+            let all = clipped(version, family, slot).unwrap_or_default();
             for (start, end, sequence) in &all {
                 some = true;
                 let added = set.add(start, end, *sequence);
@@ -196,37 +197,4 @@ impl Around for AroundInputs<'_> {
     fn covered(&mut self, user_key: &[u8], at: u64) -> u64 {
         self.covered.as_ref().map_or(0, |set| set.max_sequence(user_key, at))
     }
-}
-
-/// A range of user keys with an exclusive end, and the sequence of its deletion.
-type Tombstone = (Vec<u8>, Vec<u8>, u64);
-
-/// A table's range tombstones, truncated to its bounds. `None` if the truncated ranges cannot be
-/// represented.
-pub(crate) fn truncated_tombstones(
-    version: &Version,
-    slot: u32,
-    comparator: Comparator,
-) -> Option<Vec<Tombstone>> {
-    let Some(tombstones) = version.tombstones(slot) else { return Some(Vec::new()) };
-    let meta = version.meta(slot);
-    let smallest = user_key(&meta.smallest);
-    let largest = InternalKey::parse(&meta.largest).ok()?;
-    let mut truncated = Vec::new();
-    for (start, end, sequence) in tombstones.iter() {
-        let start = if comparator.cmp_user(start, smallest).is_lt() { smallest } else { start };
-        let mut end = end.to_vec();
-        if comparator.cmp_user(&end, largest.user_key).is_gt() {
-            end = largest.user_key.to_vec();
-            if largest.packed != SENTINEL_PACKED {
-                // The largest key itself is included. Only this order has a successor of each key.
-                if comparator != Comparator::Bytewise {
-                    return None;
-                }
-                end.push(0);
-            }
-        }
-        truncated.push((start.to_vec(), end, sequence));
-    }
-    Some(truncated)
 }

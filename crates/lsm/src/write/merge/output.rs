@@ -11,14 +11,15 @@ use std::collections::BTreeSet;
 use rocksfmt::Comparator;
 
 use crate::error::Result;
+use crate::range_tombstones::Tombstone;
 use crate::table::Table;
 use crate::table_options::TablePlace;
 use crate::version::{Family, Version, user_key};
 use crate::write::blob_garbage::BlobMeter;
 use crate::write::compaction_iter::CompactionIter;
 use crate::write::job::Job;
+use crate::write::merge::MergedTables;
 use crate::write::merge::below::Below;
-use crate::write::merge::{MergedTables, Tombstone};
 use crate::write::picker::{KeyRange, Plan};
 use crate::write::table_writer::{NewTable, TableWriter, file_bytes_max};
 

@@ -78,6 +78,12 @@ pub async fn write_some(core: &Core, writer: &Writer, model: &mut Model, batches
                 model.insert(key, value);
             }
         }
+        if core.random_u64().is_multiple_of(20) {
+            let from = core.random_u64() % 19_000;
+            let (from, to) = (key(from), key(from + core.random_u64() % 500));
+            batch.delete_range(0, &from, &to);
+            model.retain(|key, _| *key < from || *key >= to);
+        }
         writer.write(batch).await.unwrap();
     }
 }
