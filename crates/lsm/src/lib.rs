@@ -73,4 +73,5 @@ pub use read::stats::ReaderStats;
 pub use read::value::Value;
 pub use rocksfmt::{BatchWriter, Compression, Op, WriteBatch};
 pub use write::live_files::LiveFiles;
+pub use write::manual::{Compacted, CompactionLimits};
 pub use write::writer::{Writer, WriterStats, Written};

@@ -163,6 +163,13 @@ impl WriteState {
 
     /// Sets the rates of the flush and the merges under way for the present state.
     pub fn set_paces(&self) {
+        self.follow_debt();
+        if let Some(limit) = self.merges.limits.get().bytes_per_second {
+            self.paces.merge.cap(limit);
+        }
+    }
+
+    fn follow_debt(&self) {
         let Paces { flush, merge, fill_ns, .. } = &self.paces;
         let fill_ns = fill_ns.get();
         let debt = self.debt();

@@ -27,6 +27,7 @@ use crate::mutant::mutant;
 use crate::table::Table;
 use crate::version::{Level, Slot, Version};
 use crate::write::job::{self, Job, JobCore};
+use crate::write::manual::CompactionLimits;
 use crate::write::merge::{MEMORY_SHARE, MergePart, Merged, MergedTables};
 use crate::write::pace::MergeProgress;
 use crate::write::picker::{KeyRange, Memory, Picker, Plan};
@@ -50,6 +51,9 @@ pub(crate) struct Merges {
     pub quarantine: Quarantine,
     /// Most files of level 0 in one merge. Reduced after a merge that lacked memory.
     files_max: Cell<usize>,
+    /// No merge begins.
+    pub paused: Cell<bool>,
+    pub limits: Cell<CompactionLimits>,
     /// Jobs begun.
     turn: Cell<usize>,
     /// Nothing could be picked from the version of this epoch while this many jobs had begun or
@@ -76,6 +80,8 @@ impl Merges {
             running: RefCell::default(),
             quarantine: Quarantine::new(version),
             files_max: Cell::new(usize::MAX),
+            paused: Cell::new(false),
+            limits: Cell::default(),
             turn: Cell::new(0),
             idle: Cell::new(None),
             changes: Cell::new(0),
@@ -103,7 +109,8 @@ impl Merges {
         self.running.borrow().iter().map(|job| job.parts).sum()
     }
 
-    fn note_change(&self) {
+    /// Notes that another merge may be possible now.
+    pub fn note_change(&self) {
         self.changes.set(self.changes.get() + 1);
     }
 }
@@ -111,6 +118,13 @@ impl Merges {
 /// The number of jobs that may run at the same time.
 pub(crate) fn jobs_max(core: &Core) -> usize {
     core.cores().min(JOBS_MAX)
+}
+
+/// Whether another job may begin beside those that run.
+pub(crate) fn has_place(state: &WriteState) -> bool {
+    let most = jobs_max(&state.core);
+    let most = state.merges.limits.get().jobs.map_or(most, |jobs| jobs.clamp(1, most));
+    state.merges.parts() < most
 }
 
 /// Merges whenever there is something to merge, until writing ends. [`jobs_max`] tasks do this.
@@ -152,7 +166,7 @@ pub(crate) async fn run(state: &WriteState) {
 }
 
 /// The result of an attempt to merge.
-enum Attempt {
+pub(crate) enum Attempt {
     /// Files were merged or moved, or were cleared meanwhile.
     Merged,
     /// No family needs a merge.
@@ -174,7 +188,7 @@ pub(crate) fn is_due(state: &WriteState, version: &Version) -> bool {
 fn picked(state: &WriteState, version: &Version, memory: Memory) -> Option<(u32, Plan)> {
     let merges = &state.merges;
     let now = (version.epoch, merges.changes.get());
-    if merges.idle.get() == Some(now) || merges.parts() >= jobs_max(&state.core) {
+    if merges.idle.get() == Some(now) || merges.paused.get() || !has_place(state) {
         return None;
     }
     let left_alone = |slot| merges.quarantine.holds(version, slot);
@@ -213,23 +227,11 @@ async fn merge_next(state: &WriteState) -> Result<Attempt> {
     let Some((family, plan)) = picked(state, &version, memory) else {
         return Ok(Attempt::Nothing);
     };
-    let compaction = Compaction::begin(state, version, family, plan);
-    let tables = if compaction.plan.moves {
-        MergedTables::default()
-    } else {
-        match compaction.merge().await {
-            Ok(tables) => tables,
-            Err(attempt) => return Ok(attempt),
-        }
-    };
-    if !compaction.plan.moves {
-        state.sync_names().await?;
-    }
-    compaction.install(tables).await
+    Compaction::begin(state, version, family, plan).run().await
 }
 
 /// A merge of one family. Its inputs are busy until it is dropped.
-struct Compaction<'a> {
+pub(crate) struct Compaction<'a> {
     state: &'a WriteState,
     /// The version that was planned on.
     version: Arc<Version>,
@@ -254,7 +256,7 @@ impl Drop for Compaction<'_> {
 }
 
 impl<'a> Compaction<'a> {
-    fn begin(
+    pub fn begin(
         state: &'a WriteState,
         version: Arc<Version>,
         family: u32,
@@ -280,6 +282,19 @@ impl<'a> Compaction<'a> {
         merges.note_change();
         state.set_paces();
         Compaction { state, version, family, plan, ranges, running, done, place, since_ns }
+    }
+
+    /// Merges or moves the files, and installs the result.
+    pub async fn run(self) -> Result<Attempt> {
+        if self.plan.moves {
+            return self.install(MergedTables::default()).await;
+        }
+        let tables = match self.merge().await {
+            Ok(tables) => tables,
+            Err(attempt) => return Ok(attempt),
+        };
+        self.state.sync_names().await?;
+        self.install(tables).await
     }
 
     fn input_bytes(&self) -> u64 {

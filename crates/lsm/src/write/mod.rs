@@ -7,6 +7,7 @@
 //!   `manifest_writer`). Their work runs as a `job` on other cores (`merge`, `table_writer`);
 //!   `picker` and `compaction_iter` decide what is merged and which versions are kept, and are
 //!   pure.
+//! - `manual` compacts on request, and pauses and limits merges.
 //! - `backpressure` is the law by which writes wait (`pace` is its rate); `retry` tries again after
 //!   failures; `quarantine` lists damaged tables; `obsolete` removes and recycles files.
 //! - `bulk_load` writes tables without the log.
@@ -31,6 +32,7 @@ pub(crate) mod job;
 pub(crate) mod live_files;
 pub(crate) mod manifest_turn;
 pub(crate) mod manifest_writer;
+pub(crate) mod manual;
 pub(crate) mod merge;
 pub(crate) mod obsolete;
 pub(crate) mod pace;

@@ -32,6 +32,14 @@ impl Pace {
         self.rate.store(rate.max(RATE_MIN), Ordering::Relaxed);
     }
 
+    /// Lowers the rate to `limit` bytes per second, if it is above.
+    pub fn cap(&self, limit: u64) {
+        let rate = self.rate.load(Ordering::Relaxed);
+        if rate == 0 || rate > limit {
+            self.rate.store(limit.max(1), Ordering::Relaxed);
+        }
+    }
+
     /// Removes the limit.
     pub fn hurry(&self) {
         self.rate.store(0, Ordering::Relaxed);

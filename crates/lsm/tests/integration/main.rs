@@ -5,6 +5,7 @@
 mod blobs;
 mod closing;
 mod common;
+mod compaction;
 mod copies;
 mod failing_tables;
 mod fairness;

@@ -15,6 +15,7 @@ use rocksfmt::Comparator;
 
 use crate::mutant::mutant;
 use crate::version::{Version, user_key};
+use crate::write::manual::InRange;
 use crate::write::picker::{Memory, Pick, Picker, Plan, Shape, ends_before};
 
 /// As many times `level0_file_num_compaction_trigger`, level 0 is merged even if the other inputs
@@ -68,7 +69,7 @@ impl Picker<'_> {
     }
 
     /// The level that level 0 is merged into.
-    fn base(&self) -> usize {
+    pub fn base(&self) -> usize {
         let bytes: Vec<u64> = self.family.levels.iter().map(|level| level.bytes()).collect();
         Shape::of(self.options(), &bytes).base
     }
@@ -80,13 +81,30 @@ impl Picker<'_> {
         }
         let mut blocked = false;
         for run in self.runs() {
-            match self.run(run, shape) {
+            match self.run(run, shape, false) {
                 Pick::Nothing => {}
                 Pick::Blocked => blocked = true,
                 plan @ Pick::Plan(_) => return plan,
             }
         }
         if blocked { Pick::Blocked } else { Pick::Nothing }
+    }
+
+    /// A job that merges level 0, if it has keys of a range.
+    pub(super) fn pick_level0_in(&self, shape: &Shape, range: &KeyRange) -> InRange {
+        if !self.level(0).iter().any(|&slot| self.meets(range, slot)) {
+            return InRange::Nothing;
+        }
+        if self.running.iter().any(|plan| plan.start == 0) {
+            return InRange::Blocked;
+        }
+        let picks = self.runs().map(|run| self.run(run, shape, true));
+        picks.fold(InRange::Nothing, |found, pick| match (found, pick) {
+            (found @ InRange::Plan(_), _) => found,
+            (_, Pick::Plan(plan)) => InRange::Plan(plan),
+            (_, Pick::Blocked) => InRange::Blocked,
+            (found, Pick::Nothing) => found,
+        })
     }
 
     /// The stretches of level 0 between files that are left alone, by index, the newest first.
@@ -120,16 +138,18 @@ impl Picker<'_> {
         run
     }
 
-    fn run(&self, run: Range<usize>, shape: &Shape) -> Pick {
+    /// A merge of a run. If it is `wanted`, it need not be worthwhile.
+    fn run(&self, run: Range<usize>, shape: &Shape, wanted: bool) -> Pick {
         let (base, options) = (shape.base, self.options());
         let is_few = |run: &Range<usize>| {
-            run.len() < options.level0_trigger
+            !wanted
+                && run.len() < options.level0_trigger
                 && self.bytes(&self.level(0)[run.clone()]) < options.level_base_bytes
         };
         if run.is_empty() || is_few(&run) {
             return Pick::Nothing;
         }
-        let run = self.worthwhile(run, base);
+        let run = if wanted { run } else { self.worthwhile(run, base) };
         if run.is_empty() || is_few(&run) {
             return Pick::Nothing;
         }
@@ -138,7 +158,8 @@ impl Picker<'_> {
         let Some(overlapped) = self.overlapped_below_level0(inputs, base, &stays) else {
             return Pick::Nothing;
         };
-        if inputs.len() < MANY * options.level0_trigger
+        if !wanted
+            && inputs.len() < MANY * options.level0_trigger
             && self.bytes(inputs) * MUCH_LARGER < self.bytes(&overlapped)
         {
             return Pick::Nothing;
@@ -256,7 +277,7 @@ impl Picker<'_> {
         KeyRange { from: Some(user_key(&meta.smallest).to_vec()), to: Some(to) }
     }
 
-    fn meets(&self, zone: &KeyRange, slot: u32) -> bool {
+    pub(super) fn meets(&self, zone: &KeyRange, slot: u32) -> bool {
         let meta = self.meta(slot);
         self.touches(zone, (user_key(&meta.smallest), user_key(&meta.largest)))
     }

@@ -3,7 +3,8 @@
 use std::ops::Range;
 
 use crate::version::user_key;
-use crate::write::picker::{Pick, Picker, Plan, Shape};
+use crate::write::manual::InRange;
+use crate::write::picker::{KeyRange, Pick, Picker, Plan, Shape};
 
 /// Most files of a level that are compared for one pick. The search of a larger level begins at
 /// another place each time.
@@ -24,6 +25,35 @@ impl Picker<'_> {
             None if files.is_empty() => Pick::Nothing,
             None => Pick::Blocked,
         }
+    }
+
+    /// A job that merges a file of a level that has keys of a range, the first one that does not
+    /// end before or at the key `after`. Files that must stay because others are left alone are
+    /// passed over.
+    pub(super) fn pick_level_in(
+        &self,
+        shape: &Shape,
+        level: usize,
+        range: &KeyRange,
+        after: Option<&[u8]>,
+    ) -> InRange {
+        let (files, next) = (self.level(level), self.level(level + 1));
+        for (at, &slot) in files.iter().enumerate() {
+            let largest = user_key(&self.meta(slot).largest);
+            let is_done = after.is_some_and(|after| self.order().cmp_user(largest, after).is_le());
+            if is_done || !self.meets(range, slot) {
+                continue;
+            }
+            if let Some(plan) = self.level_plan(shape, level, at..at + 1) {
+                return InRange::Plan(Box::new(plan));
+            }
+            let chosen = &files[self.whole_keys(files, at..at + 1)];
+            let below = self.below(chosen, next).map_or(&[][..], |below| &next[below]);
+            if !chosen.iter().chain(below).any(|&slot| (self.left_alone)(slot)) {
+                return InRange::Blocked;
+            }
+        }
+        InRange::Nothing
     }
 
     /// The files of a level that may be merged, each with its cost: the bytes of the next level

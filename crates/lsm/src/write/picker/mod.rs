@@ -24,6 +24,7 @@ use rocksfmt::{Comparator, Compression, FileMeta, InternalKey, SENTINEL_PACKED};
 use crate::family_options::FamilyOptions;
 use crate::table_options::TablePlace;
 use crate::version::{Family, Version};
+use crate::write::manual::InRange;
 
 mod inputs;
 mod level0;
@@ -133,6 +134,15 @@ impl Picker<'_> {
             }
         }
         None
+    }
+
+    /// A job on request: for a level's files with keys of a range, from the key `after` on.
+    pub fn pick_in(&self, level: usize, range: &KeyRange, after: Option<&[u8]>) -> InRange {
+        let shape = Shape::of(self.options(), &self.sizes().bytes);
+        match level {
+            0 => self.pick_level0_in(&shape, range),
+            _ => self.pick_level_in(&shape, level, range, after),
+        }
     }
 
     /// The score of the most urgent level; below 1 nothing is due.

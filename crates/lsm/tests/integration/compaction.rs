@@ -1,0 +1,144 @@
+//! Merging through the levels: the shape that OPTIONS ask for, compaction on request, pauses.
+
+use std::collections::BTreeMap;
+
+use lsm::{Db, Durability, IterOptions, OpenOptions, WriteOptions, Writer};
+use reactor::Core;
+
+use crate::common::{fresh_dir, key, ldb, on_one_core};
+
+fn options(dynamic: bool) -> WriteOptions {
+    let options = [
+        ("max_bytes_for_level_base", "200000".to_owned()),
+        ("max_bytes_for_level_multiplier", "4".to_owned()),
+        ("target_file_size_base", "50000".to_owned()),
+        ("level_compaction_dynamic_level_bytes", dynamic.to_string()),
+    ];
+    WriteOptions {
+        durability: Durability::Process,
+        memtable_bytes: 100_000,
+        column_family_options: options.map(|(key, value)| (key.to_owned(), value)).into(),
+        ..WriteOptions::default()
+    }
+}
+
+async fn open(core: &Core, dir: &std::path::Path, options: WriteOptions) -> (Db, Writer) {
+    Db::open_for_writing(core, dir, OpenOptions::default(), options).await.unwrap()
+}
+
+/// Writes keys in a scattered order; returns what is there then.
+async fn write(writer: &Writer, keys: u64, rounds: u64) -> BTreeMap<Vec<u8>, Vec<u8>> {
+    let mut model = BTreeMap::new();
+    for n in 0..keys * rounds {
+        let key = key(n * 7919 % keys);
+        let value = [&key[..], &n.to_le_bytes(), &[n as u8; 80]].concat();
+        writer.put(&key, &value).await.unwrap();
+        model.insert(key, value);
+    }
+    model
+}
+
+async fn quiesce(core: &Core, writer: &Writer) {
+    while !writer.is_quiesced() {
+        core.sleep_ns(5_000_000).await;
+    }
+}
+
+async fn scan(db: &Db, core: &Core) -> BTreeMap<Vec<u8>, Vec<u8>> {
+    let mut iter = db.attach(core).iter(0, IterOptions::default()).unwrap();
+    let mut found = BTreeMap::new();
+    iter.seek_to_first().await.unwrap();
+    while iter.valid() {
+        found.insert(iter.key().to_vec(), iter.value().to_vec());
+        iter.next().await.unwrap();
+    }
+    found
+}
+
+fn bytes(db: &Db) -> Vec<u64> {
+    db.stat().column_families[0].levels.iter().map(|level| level.bytes).collect()
+}
+
+#[test]
+fn levels_have_the_shape_that_options_ask_for() {
+    for dynamic in [false, true] {
+        let dir = fresh_dir(&format!("shape_{dynamic}"));
+        let path = dir.clone();
+        on_one_core(move |core| {
+            let path = path.clone();
+            async move {
+                let (db, writer) = open(&core, &path, options(dynamic)).await;
+                let model = write(&writer, 8000, 3).await;
+                quiesce(&core, &writer).await;
+                let bytes = bytes(&db);
+                let all: u64 = bytes.iter().sum();
+                // Some 800 KB of keys and values.
+                assert!(all < 1_400_000, "{bytes:?}: obsolete versions pile up");
+                if dynamic {
+                    assert!(bytes.len() == 7 && bytes[6] * 10 > all * 6, "{bytes:?}");
+                    assert!(
+                        bytes[5] <= 260_000 && bytes[1..4].iter().sum::<u64>() == 0,
+                        "{bytes:?}"
+                    );
+                } else {
+                    assert!(
+                        bytes[1] <= 200_000 && bytes[2] <= 800_000 && bytes[2] > 0,
+                        "{bytes:?}"
+                    );
+                }
+                assert_eq!(scan(&db, &core).await, model);
+                writer.close().await.unwrap();
+            }
+        });
+        ldb(&dir, &["checkconsistency"]);
+    }
+}
+
+#[test]
+fn a_range_is_compacted_on_request() {
+    let dir = fresh_dir("compact_range");
+    let path = dir.clone();
+    on_one_core(move |core| {
+        let path = path.clone();
+        async move {
+            let (db, writer) = open(&core, &path, options(false)).await;
+            let mut model = write(&writer, 4000, 2).await;
+            for n in 1000..2000 {
+                writer.delete(&key(n)).await.unwrap();
+                model.remove(&key(n));
+            }
+            writer.compact(0, Some(&key(1000)), Some(&key(2000))).await.unwrap();
+            let some = db.stat().column_families[0].levels.clone();
+            let done = writer.compact(0, None, None).await.unwrap();
+            assert!(done.merges > 0 && done.into_bytes > 0, "{done:?} after {some:?}");
+            let levels = db.stat().column_families[0].levels.clone();
+            let occupied = levels.iter().filter(|level| level.files > 0).count();
+            let deletions: u64 = levels.iter().map(|level| level.deletions).sum();
+            assert_eq!((occupied, deletions), (1, 0), "{levels:?}");
+            assert_eq!(levels.last().unwrap().entries, 3000, "obsolete versions are left");
+            assert_eq!(scan(&db, &core).await, model);
+            writer.close().await.unwrap();
+        }
+    });
+    ldb(&dir, &["checkconsistency"]);
+}
+
+#[test]
+fn a_pause_holds_until_it_is_ended() {
+    let dir = fresh_dir("pause");
+    on_one_core(move |core| {
+        let path = dir.clone();
+        async move {
+            let (db, writer) = open(&core, &path, options(true)).await;
+            writer.pause_compaction();
+            let model = write(&writer, 4000, 2).await;
+            assert_eq!((writer.stats().merges, writer.stats().moved_files), (0, 0));
+            assert!(writer.stats().level0_files >= 4, "{:?}", writer.stats());
+            writer.resume_compaction();
+            quiesce(&core, &writer).await;
+            assert!(writer.stats().level0_files < 4, "{:?}", writer.stats());
+            assert_eq!(scan(&db, &core).await, model);
+            writer.close().await.unwrap();
+        }
+    });
+}
