@@ -14,8 +14,8 @@
 //!   is taken only when nothing else has it open, and only if it has no second name (a checkpoint
 //!   made of hard links): [`fs::Dir::open_unshared`] asks the system. A file that stays in use is
 //!   removed after a number of attempts.
-//! - Recycled files have at most as many bytes as the tables of levels 0 and 1: the largest merge
-//!   needs no more for its outputs. On a full disk there are none.
+//! - Recycled files have at most as many bytes as the largest recent job: none needed more for its
+//!   outputs. On a full disk there are none.
 //!
 //! A power cut may restore a name from before a rename that was not synced yet, or leave a file
 //! with two names. Neither is in the MANIFEST: names are synced before a record names the table.
@@ -29,7 +29,6 @@ use fs::{Dir, Mode, SharedFile};
 use rocksfmt::FileName;
 
 use crate::mutant::mutant;
-use crate::version::Version;
 
 /// Most files that are kept.
 const FILES_MAX: usize = 256;
@@ -53,15 +52,27 @@ pub(crate) struct RecycledTables {
     files: ArcSwap<Vec<RecycledTable>>,
     /// Tables that were written over recycled files.
     pub rewritten: AtomicU64,
+    /// See [`RecycledTables::bytes_max`].
+    job_bytes: AtomicU64,
 }
 
-/// The limit of the bytes of recycled files.
-pub(crate) fn recycled_bytes_max(version: &Version) -> u64 {
-    let levels = version.families.iter().flat_map(|family| family.levels.iter().take(2));
-    levels.flat_map(|level| &level.slots).map(|&slot| version.meta(slot).size_bytes).sum()
-}
+/// After a job, the limit of the bytes of recycled files falls by this part of it if the job was
+/// smaller.
+const FADE: u64 = 8;
 
 impl RecycledTables {
+    /// The limit of their bytes: those of the largest of the recent merges. None of them needed more
+    /// for its outputs.
+    pub fn bytes_max(&self) -> u64 {
+        self.job_bytes.load(Ordering::Relaxed)
+    }
+
+    /// Notes that a merge has made this many bytes obsolete.
+    pub fn note_job(&self, bytes: u64) {
+        let before = self.bytes_max();
+        self.job_bytes.store(bytes.max(before - before / FADE), Ordering::Relaxed);
+    }
+
     /// Whether a file of `bytes` can be added without exceeding `limit` bytes.
     pub fn have_room(&self, bytes: u64, limit: u64) -> bool {
         let files = self.files.load();

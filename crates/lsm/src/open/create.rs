@@ -10,7 +10,6 @@ use rocksfmt::{Comparator, FileName, LogWriter, VersionEdit};
 use crate::db::Db;
 use crate::error::{Error, Kind, Result};
 use crate::options::WriteOptions;
-use crate::recycled_tables::recycled_bytes_max;
 use crate::stored_options::{OLDEST, OWN_OPTIONS};
 use crate::write::commit::log_room;
 use crate::write::manifest_writer::ManifestWriter;
@@ -20,6 +19,9 @@ use crate::write::obsolete::may_be_written_over;
 pub(crate) const FIRST_OPTIONS: &str = "OPTIONS-000002";
 /// The file that replaces CURRENT ([`Dir::replace_small`]).
 pub(crate) const CURRENT_DRAFT: &str = "CURRENT.dbtmp";
+
+/// Obsolete tables of as many bytes as this many memtables are kept for recycling.
+const MEMTABLES_KEPT: u64 = 8;
 
 /// Takes the lock that excludes every other user of the directory, including RocksDB.
 pub(crate) async fn lock(dir: &Dir) -> Result<LockGuard> {
@@ -118,6 +120,7 @@ pub(crate) async fn take_over(
         // A crash leaves a file, which would be overwritten. A symbolic link would be followed.
         dir.remove(CURRENT_DRAFT).await.map_err(io)?;
     }
+    db.0.recycled_tables.note_job(MEMTABLES_KEPT * options.memtable_bytes as u64);
     let mut manifest =
         ManifestWriter::new(core, dir, db.0.manifest_number, state, manifest_bytes(db, options));
     let mut begun = manifest.begin(next, next + 1).await;
@@ -168,7 +171,7 @@ async fn discard(dir: &Dir, db: &Db, entry: &DirEntry) {
     };
     let done = match number {
         Some(number)
-            if db.0.recycled_tables.have_room(entry.size, recycled_bytes_max(&db.version())) =>
+            if db.0.recycled_tables.have_room(entry.size, db.0.recycled_tables.bytes_max()) =>
         {
             let spare = FileName::Temp(number).to_string();
             let renamed = dir.rename(&entry.name, &spare).await;

@@ -406,6 +406,7 @@ impl<'a> Compaction<'a> {
         state.paces.note_left_level0(self.running.level0);
         self.count(written);
         if !plan.moves {
+            state.db.0.recycled_tables.note_job(self.input_bytes());
             state.remove_tables(plan.files().map(|(_, slot)| version.meta(slot)));
         }
         Ok(Attempt::Merged)

@@ -21,7 +21,6 @@ use reactor::{Core, DirEntry};
 use rocksfmt::{FileMeta, FileName, LOG_BLOCK_BYTES, is_recyclable_log};
 
 use crate::mutant::mutant;
-use crate::recycled_tables::recycled_bytes_max;
 use crate::write::commit;
 use crate::write::state::{Generation, WriteState};
 
@@ -115,7 +114,7 @@ impl WriteState {
             self.changed.wait_until(|| has_work() || releases() || ends()).await;
             let limit = match self.retries.is_full() {
                 true => 0,
-                false => recycled_bytes_max(&self.db.0.current.load()),
+                false => recycled.bytes_max(),
             };
             let obsolete = match self.is_held() {
                 true => None,
