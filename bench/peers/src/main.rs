@@ -128,6 +128,11 @@ enum CaseFlags {
         #[command(flatten)]
         write: WriteFlags,
     },
+    /// Set random keys of an existing database.
+    Overwrite {
+        #[command(flatten)]
+        write: WriteFlags,
+    },
     /// Get random keys while one more thread sets keys.
     Readwhilewriting {
         #[command(flatten)]
@@ -218,7 +223,7 @@ struct WriteFlags {
     /// End after this number of writes instead.
     #[arg(long)]
     num: Option<u64>,
-    /// Threads that write in fillrandom, and that read in readwhilewriting.
+    /// Threads that write in fillrandom and overwrite, and that read in readwhilewriting.
     #[arg(long, default_value_t = 1)]
     threads: usize,
     /// Flush the log before a write is acknowledged.
@@ -279,6 +284,9 @@ impl CaseFlags {
             CaseFlags::Fillrandom { write: flags } => {
                 return Work::Write { name: "fillrandom", reads: false, flags };
             }
+            CaseFlags::Overwrite { write: flags } => {
+                return Work::Write { name: "overwrite", reads: false, flags };
+            }
             CaseFlags::Readwhilewriting { write: flags } => {
                 return Work::Write { name: "readwhilewriting", reads: true, flags };
             }
@@ -313,7 +321,8 @@ fn run_write(name: &str, reads: bool, flags: &WriteFlags) -> Result<serde_json::
     }
     let began = Instant::now();
     let tuning = flags.tuning(Codec::None);
-    let db = writes::open(&flags.data, tuning, !reads, reads, Blocks::Default)?;
+    let create = name == "fillrandom";
+    let db = writes::open(&flags.data, tuning, create, reads, Blocks::Default)?;
     let open_seconds = began.elapsed().as_secs_f64();
     let writers = if reads { 1 } else { flags.threads };
     let share = |thread: usize| Write {
