@@ -104,6 +104,10 @@ impl RecoveredBuilder {
     }
 
     fn delete_range(&mut self, start: &[u8], end: &[u8], sequence: u64) -> Result<()> {
+        if self.comparator.cmp_user(start, end).is_ge() {
+            // It deletes nothing, and a memtable with nothing else needs no table.
+            return Ok(());
+        }
         self.unsorted
             .add(start, end, sequence)
             .map_err(|e| Error::format("range deletions of the write-ahead log", &e))?;
@@ -569,6 +573,15 @@ mod tests {
         assert!(!c.seek_to_first(&t) && !c.seek_to_last(&t) && !c.seek(&t, &internal(b"a", 0)));
         assert!(!c.seek_for_prev(&t, &internal(b"a", 0)) && !c.next(&t) && !c.prev(&t));
         assert_eq!((c.key(&t), c.value_range(&t)), (&b""[..], 0..0));
+    }
+
+    #[test]
+    fn an_empty_range_is_nothing() {
+        let mut b = RecoveredBuilder::new(Comparator::Bytewise);
+        for (begin, end) in [(b"a", b"a"), (b"b", b"a")] {
+            b.apply(9, &Op::DeleteRange { cf: 0, begin, end }).unwrap();
+        }
+        assert!(b.is_empty());
     }
 
     #[test]
