@@ -1,8 +1,8 @@
 //! The engine, with kills and power cuts at any moment, checked against a list of all writes.
 //!
-//! One core owns the database, and several of its tasks write: batches of puts and deletes, with
-//! values from 10 bytes to 100 KB, into memtables so small that they are switched, flushed and
-//! merged all the time. In every third world the keys are spread over several column families. The
+//! One core owns the database, and several of its tasks write: batches of puts, deletes and range
+//! deletes, with values from 10 bytes to 100 KB, into memtables so small that they are switched,
+//! flushed and merged all the time. In every third world the keys are spread over several column families. The
 //! MANIFEST is replaced when it has grown. All cores read. Processes run one after the other on the
 //! same disk, each at its own durability:
 //!
@@ -361,6 +361,9 @@ impl Process {
         }
         changes.push((LAST.to_vec(), Some(Content { batch: number, place: 99, len: 10 })));
         let mut delta = 0;
+        if self.below(12) == 0 {
+            delta += self.delete_range(&mut model, number, &mut batch);
+        }
         for (key, content) in &changes {
             let family = family_of(key, self.families);
             if family == 0 {
@@ -383,6 +386,23 @@ impl Process {
                 Err(error)
             }
         }
+    }
+
+    /// Deletes a range of keys in all column families. Returns the change of the number of keys.
+    fn delete_range(&self, model: &mut Model, number: u64, batch: &mut BatchWriter) -> i64 {
+        let (a, b) = (self.key(), self.key());
+        let (start, end) = (a.clone().min(b.clone()), a.max(b));
+        for family in 0..self.families {
+            batch.delete_range(family, &start, &end);
+        }
+        let mut delta = 0;
+        let gone: Vec<Vec<u8>> = model.keys.range(start..end).map(|(key, _)| key.clone()).collect();
+        for key in gone {
+            let is_counted = family_of(&key, self.families) == 0;
+            delta -= i64::from(is_counted && model.at(&key, number).is_some());
+            model.keys.entry(key).or_default().push((number, None));
+        }
+        delta
     }
 
     /// Submits a clearing of the database, which counts as a batch.

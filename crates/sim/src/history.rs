@@ -104,6 +104,10 @@ impl Process {
                 bytes.resize(8 + self.below(3_000) as usize, value as u8);
                 writer.put(&name(key), &bytes).await?;
             }
+            None if self.below(3) == 0 => {
+                let after = [&name(key)[..], &[0]].concat();
+                writer.delete_range(0, &name(key), &after).await?;
+            }
             None => {
                 writer.delete(&name(key)).await?;
             }
