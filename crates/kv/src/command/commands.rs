@@ -7,7 +7,7 @@ use resp::Protocol;
 
 use crate::command::args::Args;
 use crate::command::operation::Operation;
-use crate::command::range::RangeQuery;
+use crate::command::range::{RangeBound, RangeQuery};
 use crate::command::transaction::Transaction;
 
 /// A command ready to be executed.
@@ -88,6 +88,8 @@ pub enum WriteCommand<'a> {
     GetDelete(&'a [u8]),
     /// `FLUSHDB`, `FLUSHALL`.
     Clear,
+    /// `MR.DELRANGE`: the lower and the upper end.
+    DeleteRange(RangeBound<'a>, RangeBound<'a>),
     /// A command that depends on the old value: the operation, the key, and the operand.
     Modify(Operation, &'a [u8], &'a [u8]),
 }

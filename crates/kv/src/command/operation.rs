@@ -25,6 +25,8 @@ pub(crate) enum Operation {
     AddFloat(LongDouble),
     /// Remove every key.
     Clear,
+    /// Remove all keys of a range and count them.
+    DeleteRange,
     /// Make all earlier changes survive a power cut.
     Sync,
 }
@@ -50,6 +52,11 @@ pub(crate) enum PutReply {
 }
 
 impl Operation {
+    /// Whether it changes keys that it does not name.
+    pub(crate) fn is_of_many_keys(self) -> bool {
+        matches!(self, Operation::Clear | Operation::DeleteRange)
+    }
+
     /// Whether its answer is the old value.
     pub(crate) fn gives_old(self) -> bool {
         matches!(self, Operation::GetDelete | Operation::PutIf { reply: PutReply::Old, .. })

@@ -334,15 +334,16 @@ pub(super) fn scan_cursor(word: &[u8]) -> Option<u64> {
     Some(if negative { value.wrapping_neg() } else { value })
 }
 
-pub(super) fn range(args: Args<'_>) -> Result<RangeQuery<'_>, Refusal<'_>> {
+/// The ends of a range.
+pub(super) fn range_ends(args: Args<'_>) -> Result<(RangeBound<'_>, RangeBound<'_>), Refusal<'_>> {
     const BOUND: Refusal<'_> = Refusal::Text("ERR min or max not valid string range item");
-    let mut query = RangeQuery {
-        start: RangeBound::parse_start(args.get(1)).ok_or(BOUND)?,
-        end: RangeBound::parse_end(args.get(2)).ok_or(BOUND)?,
-        reverse: false,
-        limit: None,
-        values: true,
-    };
+    let start = RangeBound::parse_start(args.get(1)).ok_or(BOUND)?;
+    Ok((start, RangeBound::parse_end(args.get(2)).ok_or(BOUND)?))
+}
+
+pub(super) fn range(args: Args<'_>) -> Result<RangeQuery<'_>, Refusal<'_>> {
+    let (start, end) = range_ends(args)?;
+    let mut query = RangeQuery { start, end, reverse: false, limit: None, values: true };
     let mut at = 3;
     while at < args.len() {
         if args.is(at, "reverse") {

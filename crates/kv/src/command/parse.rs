@@ -11,7 +11,7 @@ use crate::command::long_double::LongDouble;
 use crate::command::operation::{Condition, Operation, PutReply};
 use crate::command::options::{
     auth, client_kill, client_list, client_name, client_no_evict, client_pause, client_reply,
-    client_unblock, command_list, hello, integer, range, scan, select, set, shutdown,
+    client_unblock, command_list, hello, integer, range, range_ends, scan, select, set, shutdown,
 };
 use crate::command::refusal::Refusal;
 use crate::command::spec::{CommandId, Spec, takes_count};
@@ -200,6 +200,7 @@ fn parse_options<'a>(args: Args<'a>, spec: &'static Spec) -> Result<Command<'a>,
         | CommandId::Incr
         | CommandId::Incrby
         | CommandId::Incrbyfloat
+        | CommandId::MrDelrange
         | CommandId::Mset
         | CommandId::Msetnx
         | CommandId::Set
@@ -236,6 +237,10 @@ fn write<'a>(args: Args<'a>, spec: &'static Spec) -> Result<Command<'a>, Refusal
             let by = LongDouble::parse(args.get(2))
                 .ok_or(Refusal::Text("ERR value is not a valid float"))?;
             modify(Operation::AddFloat(by), b"")
+        }
+        CommandId::MrDelrange => {
+            let (start, end) = range_ends(args)?;
+            Ok(WriteCommand::DeleteRange(start, end))
         }
         CommandId::Mset | CommandId::Msetnx if args.len().is_multiple_of(2) => {
             Err(Refusal::WrongCount(spec.name))
@@ -447,6 +452,10 @@ mod tests {
         );
         assert_eq!(outcome("mr.range - + limit"), "-ERR syntax error");
         assert_eq!(outcome("mr.range - + foo"), "-ERR syntax error");
+        assert!(outcome("mr.delrange - +").starts_with("-READONLY"));
+        let count = "-ERR wrong number of arguments for 'mr.delrange' command";
+        assert_eq!(outcome("mr.delrange -"), count);
+        assert_eq!(outcome("mr.delrange - + x"), count);
         assert_eq!(outcome("mr.range -"), "-ERR wrong number of arguments for 'mr.range' command");
     }
 

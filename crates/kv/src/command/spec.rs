@@ -56,6 +56,7 @@ pub enum CommandId {
     Keys,
     Lastsave,
     Mget,
+    MrDelrange,
     MrRange,
     Mset,
     Msetnx,

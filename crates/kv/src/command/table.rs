@@ -2,7 +2,7 @@
 //! Redis's other commands that write, which a read-only node refuses by name.
 //!
 //! Names, arities, flags, categories and key positions are those of Redis 7.0, because clients
-//! route by them; `MR.RANGE` is ours.
+//! route by them; `MR.DELRANGE` and `MR.RANGE` are ours.
 
 use crate::command::spec::{Argument, CommandId, Spec};
 use crate::command::transaction::Transaction;
@@ -469,6 +469,17 @@ pub static TABLE: &[Spec] = &[
         .tips(&["request_policy:multi_shard"])
         .many_keys(ACCESS)
         .takes(&[KEYS]),
+    Spec::new(
+        CommandId::MrDelrange,
+        "mr.delrange",
+        3,
+        "generic",
+        "Removes all keys of a range at once, and counts them",
+    )
+    .since("0.1.0")
+    .costs("O(N) with N keys in the range, to count them")
+    .flags(REMOVE, &["@keyspace", "@write", "@slow"])
+    .takes(&[Argument::new("start", "string"), Argument::new("end", "string")]),
     Spec::new(
         CommandId::MrRange,
         "mr.range",

@@ -8,6 +8,7 @@
 use crate::command::args::Args;
 use crate::command::commands::WriteCommand;
 use crate::command::operation::Operation;
+use crate::command::range::RangeBound;
 use crate::command::spec::CommandId;
 use crate::connection::replies::Written;
 use crate::connection::session::Session;
@@ -50,6 +51,7 @@ impl Outgoing {
                 self.push(id, change);
             }
             WriteCommand::Clear => self.push(id, Change::clear()),
+            WriteCommand::DeleteRange(start, end) => self.push(id, delete_range(start, end)),
             WriteCommand::Delete(keys) => self.push(id, Change::delete(keys.iter())),
             WriteCommand::GetDelete(key) => {
                 let mut change = Change::delete([key]);
@@ -96,6 +98,23 @@ impl Outgoing {
             put(&mut change);
             self.push(id, change);
         }
+    }
+}
+
+/// The change of `MR.DELRANGE`.
+fn delete_range(start: RangeBound<'_>, end: RangeBound<'_>) -> Change {
+    let after = |key: &[u8]| [key, &[0]].concat();
+    let start = match start {
+        RangeBound::Open => Vec::new(),
+        RangeBound::Nothing => return Change::delete_range(b"", Some(b"")),
+        RangeBound::Inclusive(key) => key.to_vec(),
+        RangeBound::Exclusive(key) => after(key),
+    };
+    match end {
+        RangeBound::Open => Change::delete_range(&start, None),
+        RangeBound::Nothing => Change::delete_range(b"", Some(b"")),
+        RangeBound::Inclusive(key) => Change::delete_range(&start, Some(&after(key))),
+        RangeBound::Exclusive(key) => Change::delete_range(&start, Some(key)),
     }
 }
 

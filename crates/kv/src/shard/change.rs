@@ -104,6 +104,16 @@ impl Change {
         Self::of(Operation::Clear)
     }
 
+    /// Removes all keys from `start` to before `end`, or to the last key. Answered by their number.
+    pub fn delete_range(start: &[u8], end: Option<&[u8]>) -> Self {
+        let mut change = Self::of(Operation::DeleteRange);
+        match end {
+            Some(end) => change.batch.delete_range(FAMILY, start, end),
+            None => change.batch.delete(FAMILY, start),
+        }
+        change
+    }
+
     /// Changes nothing; answered when all earlier changes survive a power cut, whatever the
     /// durability: `SAVE`.
     pub fn sync() -> Self {
@@ -180,7 +190,7 @@ impl Change {
             | Operation::SetRange(_)
             | Operation::Add(_)
             | Operation::AddFloat(_) => Need::Value,
-            Operation::Clear | Operation::Sync => Need::Nothing,
+            Operation::Clear | Operation::DeleteRange | Operation::Sync => Need::Nothing,
         }
     }
 

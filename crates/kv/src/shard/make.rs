@@ -12,6 +12,7 @@ use crate::settings::FAMILY;
 use crate::shard::ShardState;
 use crate::shard::answers::{AnswerTarget, engine_answer, split};
 use crate::shard::change::{Answer, Change, entries};
+use crate::shard::delete_range::Barrier;
 use crate::shard::knowledge::Knowledge;
 use crate::shard::modify::{self, OldValue, Write};
 
@@ -34,12 +35,13 @@ struct MadeChange {
 impl ShardState {
     /// Makes a change now, or queues it.
     pub(super) fn begin(self: &Rc<Self>, mut change: Change, target: AnswerTarget) {
-        if self.clearing.get() {
-            self.held.borrow_mut().push_back((change, target));
-            return;
+        if self.is_held(&mut change, &target) {
+            return self.hold(change, target);
         }
-        if change.kind == Operation::Clear {
-            return self.clear(target);
+        match change.kind {
+            Operation::Clear => return self.clear(target),
+            Operation::DeleteRange => return self.delete_range(change, target),
+            _ => {}
         }
         let awaited = self.jobs.get() > 0 && {
             let overlay = self.overlay.borrow();
@@ -64,7 +66,7 @@ impl ShardState {
 
     /// Removes every key: after all earlier changes, before all later ones.
     fn clear(self: &Rc<Self>, target: AnswerTarget) {
-        self.clearing.set(true);
+        self.barrier.replace(Barrier::All);
         let shard = self.clone();
         self.core.spawn(Class::Foreground, async move {
             shard.changed.wait_until(|| shard.is_idle()).await;
@@ -80,12 +82,7 @@ impl ShardState {
                 Err(error) => shard.fail(&error),
             };
             shard.answer(target, answer);
-            shard.clearing.set(false);
-            for (change, target) in shard.held.take() {
-                shard.begin(change, target);
-            }
-            shard.changed.notify_all();
-            shard.end_turn();
+            shard.set_barrier(Barrier::None, None);
         });
     }
 

@@ -11,6 +11,7 @@
 //!    connection, the change becomes a [`job`]: it joins the queues of all its keys, reads when it
 //!    is first at each of them, and is made when it is the first of its connection ([`turns`]). So
 //!    a connection's changes read at the same time and are made one after the other.
+//!    `FLUSHDB` and `MR.DELRANGE` ([`delete_range`]) hold later changes back until they are made.
 //! 4. When the engine reports that a batch is durable and visible, its answers are ready. An answer
 //!    that needed no write waits for all writes before it, because it may depend on them. When all
 //!    commands of a parcel have theirs ([`answers`]), the answers are sent back.
@@ -30,6 +31,7 @@
 
 mod answers;
 pub(crate) mod change;
+mod delete_range;
 mod flight;
 mod job;
 mod knowledge;
@@ -42,7 +44,7 @@ pub(crate) mod parcel;
 pub(crate) mod turns;
 
 use std::cell::{Cell, OnceCell, RefCell};
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::future::{Future, poll_fn};
 use std::rc::Rc;
 use std::task::Waker;
@@ -54,6 +56,7 @@ use twox_hash::XxHash3_128;
 use crate::core::ask::Posters;
 use crate::shard::answers::{AnswerTarget, Origin};
 use crate::shard::change::{Answer, Change, VALUE_BYTES_MAX};
+use crate::shard::delete_range::Barrier;
 use crate::shard::flight::{Flight, Gathered, land_all};
 use crate::shard::job::Job;
 use crate::shard::known::{Fingerprint, KnownKeys};
@@ -124,9 +127,11 @@ struct ShardState {
     /// Answers for other cores, by core, and the way there.
     outbox: RefCell<Vec<Answered>>,
     posters: OnceCell<Posters>,
-    /// A change of all keys is being made: later changes wait in `held`.
-    clearing: Cell<bool>,
+    /// A change of many keys is being made: later changes that it concerns wait in `held`.
+    barrier: RefCell<Barrier>,
     held: RefCell<VecDeque<(Change, AnswerTarget)>>,
+    /// The connections of these, and of that change.
+    held_connections: RefCell<BTreeSet<Connection>>,
     failed: RefCell<Option<Box<str>>>,
     /// Number of failed writes after which the overlay's knowledge was wrong.
     refusals: Cell<u64>,
@@ -190,8 +195,9 @@ impl Shard {
             ahead_bytes: Cell::new(0),
             outbox: RefCell::new((0..core.cores()).map(|_| Vec::new()).collect()),
             posters: OnceCell::new(),
-            clearing: Cell::new(false),
+            barrier: RefCell::default(),
             held: RefCell::default(),
+            held_connections: RefCell::default(),
             failed: RefCell::default(),
             refusals: Cell::new(0),
             stats: Cell::default(),
@@ -261,7 +267,8 @@ impl Shard {
     /// The error that ended all writing earlier, if any.
     pub async fn close(&self) -> lsm::Result<()> {
         let shard = &self.0;
-        let is_done = || shard.is_idle() && !shard.clearing.get();
+        let is_free = || matches!(*shard.barrier.borrow(), Barrier::None);
+        let is_done = || shard.is_idle() && is_free();
         let done = timeout(&shard.core, CLOSE_NS, shard.changed.wait_until(is_done)).await;
         if done.is_err() {
             shard.failed.borrow_mut().get_or_insert_with(|| CLOSED.into());

@@ -142,6 +142,7 @@ pub(crate) fn modify(
         | Operation::PutIfNone
         | Operation::Delete
         | Operation::Clear
+        | Operation::DeleteRange
         | Operation::Sync => {
             unreachable!("not a change of one key that depends on its value")
         }

@@ -488,6 +488,96 @@ fn clearing(seed: u64) {
 }
 
 #[test]
+fn a_range_is_removed_and_counted() {
+    stage(3, Durability::Process, |core, stage| async move {
+        if core.id() != 1 {
+            return;
+        }
+        let mut client = Client::connect(&core, &stage.world);
+        for number in 0..100 {
+            client.call(&["SET", &format!("k{number:02}"), "v"]).await;
+        }
+        // The whole pipeline is in order.
+        let request = "SET k30 new\r\nMR.DELRANGE [k20 (k40\r\nSET k25 after\r\nDBSIZE\r\n";
+        client.send(request.as_bytes().to_vec()).await.expect("the connection is open");
+        let mut replies = Vec::new();
+        for _ in 0..4 {
+            replies.push(client.reply().await.expect("there is a reply"));
+        }
+        assert_eq!((integer(&replies[1]), integer(&replies[3])), (20, 81));
+        for (start, end, removed) in [
+            ("[k20", "(k40", 1),
+            ("[k20", "(k40", 0),
+            ("(k40", "[k42", 2),
+            ("[x", "+", 0),
+            ("[b", "(a", 0),
+            ("[a", "(a", 0),
+            ("-", "(", 0),
+            ("+", "-", 0),
+            ("-", "[k00", 1),
+            ("[k90", "+", 10),
+        ] {
+            let before = integer(&client.call(&["DBSIZE"]).await);
+            let reply = client.call(&["MR.DELRANGE", start, end]).await;
+            assert_eq!(integer(&reply), removed, "{start} {end}");
+            assert_eq!(integer(&client.call(&["DBSIZE"]).await), before - removed);
+        }
+        assert_eq!(client.call(&["GET", "k41"]).await, Reply::Null);
+        assert_eq!(integer(&client.call(&["SETNX", "k41", "again"]).await), 1);
+        assert_eq!(text(&client.call(&["GET", "k41"]).await), "again");
+        let left = integer(&client.call(&["DBSIZE"]).await);
+        assert_eq!(integer(&client.call(&["MR.DELRANGE", "-", "+"]).await), left);
+        assert_eq!(integer(&client.call(&["DBSIZE"]).await), 0);
+        assert!(matches!(client.call(&["MR.DELRANGE", "a", "b"]).await, Reply::Error(_)));
+    });
+}
+
+/// Several cores set, remove and count keys of overlapping ranges. Each key that was made is
+/// counted by exactly one removal.
+#[test]
+fn concurrent_removals_of_ranges_count_each_key_once() {
+    for seed in seeds(8) {
+        let done = Rc::new(Cell::new(1));
+        stage(seed, Durability::Power, move |core, stage| {
+            let done = done.clone();
+            async move {
+                if core.id() == 0 {
+                    return;
+                }
+                let stall = FaultKind::Stall(0..5_000_000);
+                stage.world.add_fault(Fault::new(stall).of(Access::Write).chance(20_000));
+                let mut client = Client::connect(&core, &stage.world);
+                let mut balance = 0;
+                for round in 0..60 {
+                    let at = core.random_u64() % 40;
+                    let key = format!("k{at:02}");
+                    match core.random_u64() % 4 {
+                        0 => {
+                            let (start, end) = (format!("[{key}"), format!("(k{:02}", at + 15));
+                            let reply = client.call(&["MR.DELRANGE", &start, &end]).await;
+                            balance -= integer(&reply);
+                            if round % 2 == 0 {
+                                let page = client.call(&["EXISTS", &key, &key]).await;
+                                assert!([0, 2].contains(&integer(&page)));
+                            }
+                        }
+                        1 => balance -= integer(&client.call(&["DEL", &key]).await),
+                        _ => balance += integer(&client.call(&["SETNX", &key, "v"]).await),
+                    }
+                }
+                stage.added.set(stage.added.get() + balance);
+                done.set(done.get() + 1);
+                while done.get() < CORES {
+                    core.sleep_ns(1_000_000).await;
+                }
+                let left = stage.added.get();
+                assert_eq!(integer(&client.call(&["DBSIZE"]).await), left, "seed {}", stage.seed);
+            }
+        });
+    }
+}
+
+#[test]
 fn when_the_log_cannot_be_written_writes_fail_and_reads_continue() {
     for durability in [Durability::Process, Durability::Power] {
         stage(5, durability, |core, stage| async move {
