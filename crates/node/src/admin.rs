@@ -70,6 +70,22 @@ pub enum Request {
         #[serde(default)]
         shrink: bool,
     },
+    /// Lists the files that hold the database now, and keeps them for a while: see
+    /// [`HOLD_NS`](crate::HOLD_NS).
+    FilesHold {
+        /// Logs of more bytes are written to tables first.
+        log_bytes_max: u64,
+    },
+    /// Keeps the files of a list for longer.
+    FilesRenew {
+        /// The number of the hold.
+        hold: u64,
+    },
+    /// Ends a hold.
+    FilesRelease {
+        /// The number of the hold.
+        hold: u64,
+    },
     /// Counters of cores, disks and shards since the start; the client computes the differences.
     Top,
     /// Hands the node over to a program, started as the node was.
@@ -258,6 +274,9 @@ mod tests {
             Request::DiskAttach { disk },
             Request::DiskDetach { name: "a".into(), force: true },
             Request::DiskResize { name: "a".into(), size_bytes: 1 << 40, shrink: false },
+            Request::FilesHold { log_bytes_max: 1 << 20 },
+            Request::FilesRenew { hold: 7 },
+            Request::FilesRelease { hold: 7 },
             Request::Top,
             Request::Upgrade { program: Some("/usr/bin/millrace".into()) },
         ] {

@@ -49,6 +49,7 @@ pub use machine::Machine;
 pub use mutant::{Mutant, set_mutant};
 pub use process::{CpuTime, count_memory_with, memory_use, resident_bytes};
 
+pub use serve::holds::HOLD_NS;
 pub use serve::open::{explain, open, open_for_writing};
 pub use serve::{Database, Ready, serve};
 pub use size::Size;

@@ -118,6 +118,13 @@ pub(crate) fn executable() -> &'static Path {
     EXECUTABLE.get_or_init(|| std::env::current_exe().unwrap_or_default())
 }
 
+/// The directory in which this process was started; empty if unknown. The first call must precede
+/// the process's confinement.
+pub(crate) fn working_directory() -> &'static Path {
+    static DIRECTORY: OnceLock<PathBuf> = OnceLock::new();
+    DIRECTORY.get_or_init(|| std::env::current_dir().unwrap_or_default())
+}
+
 /// A field of `/proc/self/status`, in bytes.
 fn parse(status: &str, name: &str) -> Option<u64> {
     let line = status.lines().find_map(|line| line.strip_prefix(name))?;

@@ -7,6 +7,7 @@ use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, Subcommand, ValueHint};
 use reactor::DriverKind;
 
+use super::copies::{BackupCommand, CheckpointArgs, RestoreArgs};
 use super::values::driver;
 use crate::style::Style;
 
@@ -134,6 +135,17 @@ pub enum KvCommand {
         #[command(flatten)]
         source: Source,
     },
+    /// Copy a database, running or not, as it is at one moment, into a new directory
+    Checkpoint(CheckpointArgs),
+    /// Keep states of a database, running or not, in a directory of backups
+    #[command(subcommand_required = true, arg_required_else_help = true)]
+    Backup {
+        /// What to do with the backups.
+        #[command(subcommand)]
+        command: BackupCommand,
+    },
+    /// Restore a backup into a new directory
+    Restore(RestoreArgs),
     /// Describe a database: levels, files, sizes, column families, options
     #[command(after_help = "Examples:\n  \
         millrace kv stat --data DIR\n  \

@@ -4,6 +4,7 @@
 //! Each command's flags have their own file; `values` is below them.
 
 mod bench;
+mod copies;
 mod kv;
 mod node;
 mod serve;
@@ -12,6 +13,7 @@ mod values;
 use clap::{Parser, Subcommand};
 
 pub use self::bench::BenchArgs;
+pub use self::copies::{BackupCommand, Backups, CheckpointArgs, Copying, Original, RestoreArgs};
 pub use self::kv::{Entries, KvCommand, Source, Target};
 pub use self::node::{DiskCommand, NodeArgs, TopArgs, UpgradeArgs};
 pub use self::serve::ServeArgs;

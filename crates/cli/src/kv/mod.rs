@@ -4,10 +4,12 @@
 //! data came from.
 
 mod change;
+mod copies;
 mod directory;
 mod import;
 mod listing;
 mod node;
+mod original;
 mod print;
 mod report;
 mod stat;
@@ -63,6 +65,9 @@ pub fn run(command: KvCommand) -> Result<Verdict, Failure> {
             let file = file.filter(|path| path.as_os_str() != "-");
             import(Input { file, style: format }, target)
         }
+        KvCommand::Checkpoint(args) => copies::checkpoint(args),
+        KvCommand::Backup { command } => copies::backup(command),
+        KvCommand::Restore(args) => copies::restore(args),
         KvCommand::Stat { source } => match &source.location.connect {
             Some(address) => node::stat(address, &source),
             None => directory::stat(source),

@@ -46,10 +46,11 @@ pub(crate) mod turns;
 use std::cell::{Cell, OnceCell, RefCell};
 use std::collections::{BTreeSet, VecDeque};
 use std::future::{Future, poll_fn};
+use std::path::Path;
 use std::rc::Rc;
 use std::task::Waker;
 
-use lsm::{Reader, Writer};
+use lsm::{LiveFiles, Reader, Writer};
 use reactor::{Class, Core, Event, JoinHandle, timeout};
 use twox_hash::XxHash3_128;
 
@@ -233,6 +234,20 @@ impl Shard {
     ) {
         self.0.accept(connection, changes, Origin::Here(slot.clone()));
         self.0.end_turn();
+    }
+
+    /// The directory of the database.
+    pub fn path(&self) -> &Path {
+        self.0.reader.db().path()
+    }
+
+    /// Lists the files that hold the database now, and keeps them, for a copy of it: see
+    /// [`Writer::live_files`]. Suspends for the disk.
+    ///
+    /// # Errors
+    /// As [`Writer::live_files`].
+    pub async fn live_files(&self, log_bytes_max: u64) -> lsm::Result<LiveFiles> {
+        self.0.writer.live_files(log_bytes_max).await
     }
 
     /// The error that ended all writing, if any.

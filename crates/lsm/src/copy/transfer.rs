@@ -57,9 +57,11 @@ impl<'a> Transfer<'a> {
         (self.progress)(self.done, self.total);
     }
 
-    /// Notes bytes that were read, and waits as long as the rate demands.
-    async fn note(&mut self, bytes: u64) {
+    /// Notes bytes that were read, of which a file that is being copied has `copied` so far, and
+    /// waits as long as the rate demands.
+    async fn note(&mut self, bytes: u64, copied: u64) {
         self.moved += bytes;
+        (self.progress)(self.done + copied, self.total);
         if let Some(rate) = self.rate {
             let due_ns = u128::from(self.moved) * 1_000_000_000 / u128::from(rate.max(1));
             let due_ns = self.since_ns.saturating_add(u64::try_from(due_ns).unwrap_or(u64::MAX));
@@ -84,9 +86,12 @@ impl<'a> Transfer<'a> {
         }
         let file = to.create(as_name, Mode::Direct).await.map_err(io)?;
         let mut writer = FileWriter::new(&self.core.attach(&file)).await.map_err(io)?;
-        let sum = self
-            .read((from, name), bytes, async |piece| writer.append(piece).await.map_err(io))
-            .await?;
+        let mut copied = 0;
+        let write = async |piece: &[u8]| {
+            copied += piece.len() as u64;
+            writer.append(piece).await.map(|()| copied).map_err(io)
+        };
+        let sum = self.read((from, name), bytes, write).await?;
         writer.finish().await.map_err(io)?;
         self.skip(sum.bytes);
         Ok(sum)
@@ -94,14 +99,15 @@ impl<'a> Transfer<'a> {
 
     /// Reads a file for its checksum. Suspends for the disk.
     pub(crate) async fn sum(&mut self, dir: &Dir, name: &str) -> Result<Sum> {
-        self.read((dir, name), None, async |_| Ok(())).await
+        self.read((dir, name), None, async |_| Ok(0)).await
     }
 
+    /// Reads a file, or its first `bytes`. `each` returns how many bytes it has copied so far.
     async fn read(
         &mut self,
         (dir, name): (&Dir, &str),
         bytes: Option<u64>,
-        mut each: impl AsyncFnMut(&[u8]) -> Result<()>,
+        mut each: impl AsyncFnMut(&[u8]) -> Result<u64>,
     ) -> Result<Sum> {
         let io = |e: std::io::Error| Error::io(dir.path().join(name).display(), &e);
         let shared = dir.open(name).await.map_err(io)?;
@@ -128,8 +134,8 @@ impl<'a> Transfer<'a> {
                 ahead = fs::start_read(&file, offset, len).map_err(io)?;
             }
             crc32c = crc32c_append(crc32c, &piece);
-            each(&piece).await?;
-            self.note(len as u64).await;
+            let copied = each(&piece).await?;
+            self.note(len as u64, copied).await;
         }
         Ok(Sum { bytes, crc32c })
     }

@@ -6,6 +6,7 @@ use kv::Reporter;
 use reactor::Core;
 use serde_json::{Value, json};
 
+use super::holds::Holds;
 use crate::admin::{Commands, Request};
 use crate::disks::report;
 use crate::disks::{Detached, Disks};
@@ -19,6 +20,8 @@ pub(crate) struct Admin {
     pub disks: Rc<Disks>,
     /// Reports on the cores that serve a database.
     pub reporter: Option<Reporter>,
+    /// The lists of files that are held for copies.
+    pub holds: Rc<Holds>,
     /// Present if this process may start others.
     pub upgrader: Option<Rc<Upgrader>>,
 }
@@ -54,6 +57,9 @@ impl Admin {
                 let old = disks.resize(&name, size_bytes, shrink).await?;
                 Ok(json!({"name": name, "old_size_bytes": old, "size_bytes": size_bytes}))
             }
+            Request::FilesHold { log_bytes_max } => self.holds.begin(log_bytes_max).await,
+            Request::FilesRenew { hold } => self.holds.renew(hold),
+            Request::FilesRelease { hold } => self.holds.release(hold),
             Request::Top => {
                 let mut cores = Vec::new();
                 for id in 0..core.cores() {

@@ -25,7 +25,7 @@ use crate::ipc::frames::Limits;
 use crate::launcher::confine::{Beneath, confine_calls, confine_paths};
 use crate::launcher::to_node::ToNode;
 use crate::launcher::{self, SAID_BYTES_MAX};
-use crate::process::{executable, resident_bytes};
+use crate::process::{executable, resident_bytes, working_directory};
 use crate::upgrade::Upgrader;
 
 /// What a confined process has created before its confinement.
@@ -103,6 +103,7 @@ pub(super) fn confine(
     // Cache these now; the sandbox will hide them.
     resident_bytes();
     executable();
+    working_directory();
     // If the predecessor listens there, it hands the sockets over.
     let handed = |error: Error| if succeeds { Ok(()) } else { Err(error) };
     let (mut clients, mut metrics) = (Vec::new(), None);

@@ -13,6 +13,7 @@ use reactor::{Class, Core, JoinHandle, Listener, UnixListener};
 
 use super::commands::Admin;
 use super::confined::{Link, begin};
+use super::holds::Holds;
 use super::info::Description;
 use super::metrics::{self, Sources};
 use super::open::{open, open_for_writing};
@@ -173,8 +174,9 @@ impl FirstCore {
             None => None,
         };
         let admin = |upgrader| {
+            let holds = Holds::new(core, clients.and_then(|clients| clients.shard.clone()));
             let (core, disks) = (core.clone(), disks.clone());
-            Admin { core, disks, reporter: reporter(), upgrader }
+            Admin { core, disks, reporter: reporter(), holds, upgrader }
         };
         if let Some((path, listener)) = self.admin {
             let admin = Rc::new(admin(Some(self.upgrader)));

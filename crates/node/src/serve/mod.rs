@@ -22,6 +22,7 @@
 pub(crate) mod commands;
 mod confined;
 mod first_core;
+pub(crate) mod holds;
 pub(crate) mod info;
 pub(crate) mod metrics;
 pub(crate) mod open;
@@ -214,6 +215,8 @@ struct Clients<'a> {
     opened: &'a Opened,
     server: Server,
     reader: Reader,
+    /// On the core that writes.
+    shard: Option<Shard>,
 }
 
 impl Clients<'_> {
@@ -231,8 +234,8 @@ impl Clients<'_> {
             let _ = node.doors[core.id()].set(fd);
         }
         let reader = opened.db.attach(core);
-        let server = Server::start(core, reader.clone(), &opened.door, listener, shard);
-        Ok(Clients { opened, server, reader })
+        let server = Server::start(core, reader.clone(), &opened.door, listener, shard.clone());
+        Ok(Clients { opened, server, reader, shard })
     }
 
     fn database(&self) -> Database {

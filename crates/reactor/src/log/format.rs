@@ -179,6 +179,14 @@ impl Line {
     }
 }
 
+/// A time in seconds since 1970, such as `2026-11-21 01:54:00`, in UTC.
+pub fn utc(unix_seconds: u64) -> String {
+    let (year, month, day) = civil(unix_seconds / 86_400);
+    let of_day = unix_seconds % 86_400;
+    let (hour, minute, second) = (of_day / 3600, of_day / 60 % 60, of_day % 60);
+    format!("{year:04}-{month:02}-{day:02} {hour:02}:{minute:02}:{second:02}")
+}
+
 /// Year, month and day of a number of days since 1970, in the Gregorian calendar.
 fn civil(days: u64) -> (u64, u64, u64) {
     // Counted from 1 March of the year 0, a leap day is the last day of its year, and the calendar

@@ -42,7 +42,7 @@ use tracing::{Dispatch, Event, Metadata, Subscriber, span};
 
 pub use file::{LogFile, NextFile};
 pub use filter::Filter;
-pub use format::{Format, LINE_MAX};
+pub use format::{Format, LINE_MAX, utc};
 
 use crate::sleep::SleepFlag;
 use lane::{Lane, LaneState, Tap, Tickets, lane};

@@ -1,0 +1,284 @@
+//! `kv checkpoint`, `kv backup` and `kv restore`. This process copies the files, also those of a
+//! running node.
+
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use lsm::{BackupDir, Checkpoint, CreatedBackup, FileList, RestoredBackup, Transfer};
+use node::Size;
+use reactor::Core;
+use reactor::log::utc;
+use serde_json::{Value, json};
+
+use super::original::Files;
+use crate::args::{BackupCommand, Backups, CheckpointArgs, Copying, Original, RestoreArgs};
+use crate::failure::{Failure, Verdict};
+use crate::output::{Out, table, thousands};
+use crate::tool_core::on_core;
+
+/// `kv checkpoint`.
+pub fn checkpoint(args: CheckpointArgs) -> Result<Verdict, Failure> {
+    let CheckpointArgs { directory, original } = args;
+    let (to, json) = (directory.clone(), original.node.json);
+    let (made, took) = copied(original, "linking", async move |_, list, transfer| {
+        lsm::checkpoint(&list, &to, transfer).await
+    })?;
+    let Checkpoint { sequence, files, bytes, linked_bytes } = made;
+    let place = directory.display();
+    let text = format!(
+        "made {place}: {} files, {}, of which {} are shared with the database, in {:.1} s",
+        thousands(files),
+        Size(bytes),
+        Size(linked_bytes),
+        took.as_secs_f64()
+    );
+    let summary = json!({
+        "directory": directory,
+        "sequence": sequence,
+        "files": files,
+        "bytes": bytes,
+        "linked_bytes": linked_bytes,
+        "seconds": took.as_secs_f64(),
+    });
+    print(json, &summary, &text)?;
+    Ok(Verdict::Good)
+}
+
+/// Copies a database. Returns the time it took, too.
+#[expect(clippy::disallowed_methods, reason = "a tool reports how long it took")]
+fn copied<T: Send + 'static>(
+    original: Original,
+    what: &'static str,
+    copy: impl AsyncFnOnce(&Core, FileList, &mut Transfer<'_>) -> lsm::Result<T>
+    + Clone
+    + Send
+    + 'static,
+) -> Result<(T, Duration), Failure> {
+    let begun = Instant::now();
+    on_core(original.copying.io, async move |core| {
+        let mut files = Files::of(&core, &original).await?;
+        let list = files.list();
+        let path = list.directory.clone();
+        let bar = progress_bar(what);
+        let rate = original.copying.rate_limit.map(|size| size.0);
+        let mut progress = |done, total| {
+            show(&bar, done, total);
+            files.renew();
+        };
+        let mut transfer = Transfer::new(&core, rate, &mut progress);
+        let done = copy(&core, list, &mut transfer).await;
+        bar.finish_and_clear();
+        match done {
+            Ok(done) => Ok((done, begun.elapsed())),
+            Err(error) => Err(files.explain(failure(path, &error))),
+        }
+    })
+}
+
+/// Works on backups.
+#[expect(clippy::disallowed_methods, reason = "a tool reports how long it took")]
+fn transferred<T: Send + 'static>(
+    backups: PathBuf,
+    copying: &Copying,
+    what: &'static str,
+    work: impl AsyncFnOnce(BackupDir, &mut Transfer<'_>) -> lsm::Result<T> + Clone + Send + 'static,
+) -> Result<(T, Duration), Failure> {
+    let begun = Instant::now();
+    let rate = copying.rate_limit.map(|size| size.0);
+    on_core(copying.io, async move |core| {
+        let bar = progress_bar(what);
+        let mut progress = |done, total| show(&bar, done, total);
+        let mut transfer = Transfer::new(&core, rate, &mut progress);
+        let done = work(BackupDir::new(&core, &backups), &mut transfer).await;
+        bar.finish_and_clear();
+        let done = done.map_err(|error| failure(backups, &error))?;
+        Ok((done, begun.elapsed()))
+    })
+}
+
+/// The failure for an error of the engine, without its advice for an opening.
+fn failure(path: PathBuf, error: &lsm::Error) -> Failure {
+    let what = error.to_string();
+    match what.contains('/') {
+        true => Failure::new(what),
+        false => Failure::new(format!("{}: {what}", path.display())),
+    }
+}
+
+/// `kv backup`.
+pub fn backup(command: BackupCommand) -> Result<Verdict, Failure> {
+    match command {
+        BackupCommand::Create { backups, original } => create(backups, original),
+        BackupCommand::List { backups } => list(backups),
+        BackupCommand::Verify { backups, id, copying } => verify(backups, id, &copying),
+        BackupCommand::Delete { backups, id } => delete(backups, id),
+        BackupCommand::Purge { backups, keep } => purge(backups, keep),
+    }
+}
+
+fn create(backups: PathBuf, original: Original) -> Result<Verdict, Failure> {
+    let (to, json) = (backups.clone(), original.node.json);
+    let (made, took) = copied(original, "copying", async move |core, list, transfer| {
+        BackupDir::new(core, &to).create(&list, transfer).await
+    })?;
+    let CreatedBackup { id, sequence, files, bytes, shared_bytes } = made;
+    let text = format!(
+        "made backup {id} in {}: {} files, {}, of which {} were copied, in {:.1} s",
+        backups.display(),
+        thousands(files),
+        Size(bytes),
+        Size(bytes - shared_bytes),
+        took.as_secs_f64()
+    );
+    let summary = json!({
+        "id": id,
+        "sequence": sequence,
+        "files": files,
+        "bytes": bytes,
+        "copied_bytes": bytes - shared_bytes,
+        "seconds": took.as_secs_f64(),
+    });
+    print(json, &summary, &text)?;
+    Ok(Verdict::Good)
+}
+
+fn list(args: Backups) -> Result<Verdict, Failure> {
+    let Backups { backups, json } = args;
+    let path = backups.clone();
+    let (all, damaged) = on_core(reactor::DriverKind::Auto, async move |core| {
+        let listed = BackupDir::new(&core, &path).list().await;
+        listed.map_err(|error| failure(path, &error))
+    })?;
+    let bytes =
+        |backup: &lsm::Backup| -> u64 { backup.files.iter().filter_map(|file| file.bytes).sum() };
+    let mut out = Out::new();
+    if json {
+        let one = |backup: &lsm::Backup| {
+            json!({
+                "id": backup.id,
+                "unix_time": backup.time,
+                "sequence": backup.sequence,
+                "files": backup.files.len(),
+                "shared_bytes": bytes(backup),
+            })
+        };
+        let damaged: Vec<String> = damaged.iter().map(ToString::to_string).collect();
+        out.json(&json!({"backups": all.iter().map(one).collect::<Vec<_>>(), "damaged": damaged}))?;
+    } else {
+        let head = ["BACKUP", "TIME (UTC)", "FILES", "SIZE", "SEQUENCE"].map(str::to_owned);
+        let row = |backup: &lsm::Backup| {
+            [
+                backup.id.to_string(),
+                utc(backup.time),
+                thousands(backup.files.len() as u64),
+                Size(bytes(backup)).to_string(),
+                thousands(backup.sequence),
+            ]
+        };
+        let rows: Vec<_> = std::iter::once(head).chain(all.iter().map(row)).collect();
+        out.bytes(table(&rows, &[0, 2, 3, 4]).as_bytes())?;
+        for error in &damaged {
+            out.line(&format!("damaged: {error}"))?;
+        }
+    }
+    out.flush()?;
+    Ok(if damaged.is_empty() { Verdict::Good } else { Verdict::Bad })
+}
+
+fn verify(args: Backups, id: Option<u32>, copying: &Copying) -> Result<Verdict, Failure> {
+    let Backups { backups, json } = args;
+    let place = backups.display().to_string();
+    let (found, _) = transferred(backups, copying, "verifying", async move |backups, transfer| {
+        backups.verify(id, transfer).await
+    })?;
+    let mut text = format!(
+        "{place}: {} files, {}: {} damaged",
+        thousands(found.files),
+        Size(found.bytes),
+        found.damages.len()
+    );
+    for damage in &found.damages {
+        text.push_str("\n  ");
+        text.push_str(damage);
+    }
+    let summary = json!({"files": found.files, "bytes": found.bytes, "damages": found.damages});
+    print(json, &summary, &text)?;
+    Ok(if found.damages.is_empty() { Verdict::Good } else { Verdict::Bad })
+}
+
+fn delete(args: Backups, ids: Vec<u32>) -> Result<Verdict, Failure> {
+    let Backups { backups, json } = args;
+    let wanted = ids.clone();
+    let freed = on_core(reactor::DriverKind::Auto, async move |core| {
+        let freed = BackupDir::new(&core, &backups).delete(&wanted).await;
+        freed.map_err(|error| failure(backups, &error))
+    })?;
+    say_deleted(json, &ids, freed)
+}
+
+fn purge(args: Backups, keep: usize) -> Result<Verdict, Failure> {
+    let Backups { backups, json } = args;
+    let (ids, freed) = on_core(reactor::DriverKind::Auto, async move |core| {
+        let purged = BackupDir::new(&core, &backups).purge(keep).await;
+        purged.map_err(|error| failure(backups, &error))
+    })?;
+    say_deleted(json, &ids, freed)
+}
+
+fn say_deleted(json: bool, ids: &[u32], freed: u64) -> Result<Verdict, Failure> {
+    let text = format!("deleted {} backups, which freed {}", ids.len(), Size(freed));
+    print(json, &json!({"deleted": ids, "freed_bytes": freed}), &text)?;
+    Ok(Verdict::Good)
+}
+
+/// `kv restore`.
+pub fn restore(args: RestoreArgs) -> Result<Verdict, Failure> {
+    let RestoreArgs { backups: Backups { backups, json }, data, id, copying } = args;
+    let to = data.clone();
+    let (restored, took) =
+        transferred(backups, &copying, "restoring", async move |backups, transfer| {
+            backups.restore(id, &to, transfer).await
+        })?;
+    let RestoredBackup { id, sequence, files, bytes, kept_bytes } = restored;
+    let text = format!(
+        "restored backup {id} into {}: {} files, {}, in {:.1} s",
+        data.display(),
+        thousands(files),
+        Size(bytes),
+        took.as_secs_f64()
+    );
+    let summary = json!({
+        "id": id,
+        "directory": data,
+        "sequence": sequence,
+        "files": files,
+        "bytes": bytes,
+        "kept_bytes": kept_bytes,
+        "seconds": took.as_secs_f64(),
+    });
+    print(json, &summary, &text)?;
+    Ok(Verdict::Good)
+}
+
+fn print(json: bool, summary: &Value, text: &str) -> Result<(), Failure> {
+    let mut out = Out::new();
+    match json {
+        true => out.json(summary)?,
+        false => out.line(text)?,
+    }
+    Ok(out.flush()?)
+}
+
+/// A progress bar on standard error. Hidden unless that is a terminal.
+fn progress_bar(what: &str) -> ProgressBar {
+    let template =
+        format!("{what} {{bar:40}} {{bytes}} of {{total_bytes}}, {{bytes_per_sec}}, {{eta}} left");
+    let style = ProgressStyle::with_template(&template).expect("the template is right");
+    ProgressBar::with_draw_target(Some(0), ProgressDrawTarget::stderr_with_hz(5)).with_style(style)
+}
+
+fn show(bar: &ProgressBar, done: u64, total: u64) {
+    bar.set_length(total.max(done));
+    bar.set_position(done);
+}
