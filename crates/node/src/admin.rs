@@ -86,6 +86,18 @@ pub enum Request {
         /// The number of the hold.
         hold: u64,
     },
+    /// Reserves numbers for files that are to be ingested.
+    IngestBegin {
+        /// How many files.
+        files: usize,
+    },
+    /// Ingests files that were put into the database's directory under these numbers.
+    IngestFinish {
+        /// The column family's name.
+        column_family: String,
+        /// The numbers.
+        numbers: Vec<u64>,
+    },
     /// Counters of cores, disks and shards since the start; the client computes the differences.
     Top,
     /// Hands the node over to a program, started as the node was.
@@ -277,6 +289,8 @@ mod tests {
             Request::FilesHold { log_bytes_max: 1 << 20 },
             Request::FilesRenew { hold: 7 },
             Request::FilesRelease { hold: 7 },
+            Request::IngestBegin { files: 2 },
+            Request::IngestFinish { column_family: "default".into(), numbers: vec![8, 9] },
             Request::Top,
             Request::Upgrade { program: Some("/usr/bin/millrace".into()) },
         ] {

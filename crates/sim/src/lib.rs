@@ -16,12 +16,15 @@
 //!   disturbed at any step;
 //! - [`journal`] is the smallest log that loses no acknowledged record, with kills and power cuts
 //!   at any moment, and wrong variants that are caught;
+//! - [`copies`] makes checkpoints and backups of a database that is written to and ingests tables,
+//!   with kills and power cuts at any moment: a copy is whole or absent, and stays as it was;
 //! - [`manifest`] cuts power at every completion of a run in which the MANIFEST is often replaced;
 //! - [`reads`] lets several cores read the database while the disk fails, and then checks that all
 //!   keys are readable after the disk is healed.
 
 #![forbid(unsafe_code)]
 
+pub mod copies;
 pub mod damage;
 pub mod database;
 pub mod engine;

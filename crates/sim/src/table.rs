@@ -129,6 +129,7 @@ pub struct TableBuilder {
     largest: Vec<u8>,
     sequences: (u64, u64),
     counts: Counts,
+    external: bool,
 }
 
 #[derive(Default)]
@@ -159,7 +160,15 @@ impl TableBuilder {
             largest: Vec::new(),
             sequences: (u64::MAX, 0),
             counts: Counts::default(),
+            external: false,
         }
+    }
+
+    /// Makes it a file to be ingested, as SstFileWriter makes them: all entries must have sequence
+    /// number 0.
+    pub fn external(mut self) -> TableBuilder {
+        self.external = true;
+        self
     }
 
     /// Appends an entry.
@@ -326,7 +335,7 @@ impl TableBuilder {
             out
         };
         let counts = &self.counts;
-        let properties: BTreeMap<&str, Vec<u8>> = [
+        let mut properties: BTreeMap<&str, Vec<u8>> = [
             ("rocksdb.block.based.table.index.type", kind.to_le_bytes().to_vec()),
             ("rocksdb.block.based.table.prefix.filtering", b"0".to_vec()),
             ("rocksdb.block.based.table.whole.key.filtering", b"1".to_vec()),
@@ -346,6 +355,10 @@ impl TableBuilder {
             ("rocksdb.raw.value.size", number(counts.raw_value)),
         ]
         .into();
+        if self.external {
+            properties.insert("rocksdb.external_sst_file.version", 2u32.to_le_bytes().into());
+            properties.insert("rocksdb.external_sst_file.global_seqno", vec![0; 8]);
+        }
         let mut block = Block::new(1);
         for (name, value) in properties {
             block.add(name.as_bytes(), &value, true);

@@ -1,6 +1,7 @@
 //! A test that cannot fail proves nothing: the scenarios must catch each fault of the engine. A
 //! program of its own, because a mutant is set for the whole process.
 
+use sim::copies::copies;
 use sim::damage::damage;
 use sim::engine::{DIR, Flaw, engine};
 use sim::history::history;
@@ -27,6 +28,16 @@ const FLAWS: [Flaw; 12] = [
 const OF_MANIFEST: [&str; 3] =
     ["manifest_is_written_at_once", "new_manifest_is_not_synced", "old_manifest_goes_first"];
 
+/// Flaws that the scenario of copies finds.
+const OF_COPIES: [Flaw; 6] = [
+    Flaw::Mutant("copied_names_are_not_synced"),
+    Flaw::Mutant("held_files_are_recycled"),
+    Flaw::Mutant("spares_are_shared"),
+    Flaw::Mutant("ingestion_leaves_memtables"),
+    Flaw::NoSync("shared_checksum"),
+    Flaw::NoSync(".dbtmp"),
+];
+
 #[test]
 fn each_durability_flaw_of_the_engine_is_caught() {
     for flaw in FLAWS {
@@ -51,6 +62,12 @@ fn each_durability_flaw_of_the_engine_is_caught() {
         let caught = (0..30).find(run);
         println!("{name} is caught by seed {caught:?}");
         assert!(caught.is_some(), "{name} went unnoticed");
+    }
+    for flaw in OF_COPIES {
+        let caught =
+            (0..300).find(|&seed| std::panic::catch_unwind(|| copies(seed, flaw)).is_err());
+        println!("{flaw:?} of copies is caught by seed {caught:?}");
+        assert!(caught.is_some(), "{flaw:?} of copies went unnoticed");
     }
     // A history also shows lost writes.
     let caught = (0..100).find(|&seed| {

@@ -50,11 +50,12 @@ use std::path::Path;
 use std::rc::Rc;
 use std::task::Waker;
 
-use lsm::{LiveFiles, Reader, Writer};
+use lsm::{IngestFiles, Ingested, LiveFiles, Reader, Writer};
 use reactor::{Class, Core, Event, JoinHandle, timeout};
 use twox_hash::XxHash3_128;
 
 use crate::core::ask::Posters;
+use crate::settings::FAMILY;
 use crate::shard::answers::{AnswerTarget, Origin};
 use crate::shard::change::{Answer, Change, VALUE_BYTES_MAX};
 use crate::shard::delete_range::Barrier;
@@ -248,6 +249,61 @@ impl Shard {
     /// As [`Writer::live_files`].
     pub async fn live_files(&self, log_bytes_max: u64) -> lsm::Result<LiveFiles> {
         self.0.writer.live_files(log_bytes_max).await
+    }
+
+    /// Numbers for files that are to be ingested: see [`Writer::reserve_files`].
+    pub fn reserve_files(&self, count: usize) -> Vec<u64> {
+        self.0.writer.reserve_files(count)
+    }
+
+    /// Ingests files that are in the database's directory: see [`Writer::ingest`]. Changes made
+    /// meanwhile wait for the last step. Suspends for the disk. The ingestion is finished even if
+    /// the future is dropped.
+    ///
+    /// # Errors
+    /// As [`Writer::ingest`].
+    pub async fn ingest(&self, files: Vec<IngestFiles>, verify: bool) -> lsm::Result<Ingested> {
+        let shard = self.0.clone();
+        let ingest = async move {
+            let ingestion = shard.writer.prepare_ingestion(&files, verify).await?;
+            // A change that is made before and written after would count its keys wrongly.
+            let is_free = || matches!(*shard.barrier.borrow(), Barrier::None);
+            shard.changed.wait_until(is_free).await;
+            shard.barrier.replace(Barrier::All);
+            shard.changed.wait_until(|| shard.is_idle()).await;
+            let done = shard.writer.finish_ingestion(ingestion).await;
+            shard.known.borrow_mut().forget();
+            shard.set_barrier(Barrier::None, None);
+            done
+        };
+        self.0.core.spawn(Class::Foreground, ingest).await
+    }
+
+    /// Loads sorted entries into a range without keys: see [`Writer::bulk_load`]. No change may be
+    /// made meanwhile. Suspends for the disk.
+    ///
+    /// # Errors
+    /// As [`Writer::bulk_load`].
+    pub async fn bulk_load(
+        &self,
+        next: impl AsyncFnMut(&mut Vec<u8>, &mut Vec<u8>) -> lsm::Result<bool>,
+    ) -> lsm::Result<u64> {
+        let loaded = self.0.writer.bulk_load(FAMILY, next).await;
+        self.0.known.borrow_mut().forget();
+        loaded
+    }
+
+    /// Whether the database has nothing from a key on: see [`Writer::has_nothing_from`].
+    ///
+    /// # Errors
+    /// As [`Writer::has_nothing_from`].
+    pub fn has_nothing_from(&self, key: &[u8]) -> lsm::Result<bool> {
+        self.0.writer.has_nothing_from(FAMILY, key)
+    }
+
+    /// The column families of the database.
+    pub fn column_families(&self) -> Vec<lsm::ColumnFamilyInfo> {
+        self.0.reader.db().column_families()
     }
 
     /// The error that ended all writing, if any.

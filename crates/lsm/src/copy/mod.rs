@@ -11,6 +11,8 @@
 //!    directory, each file once.
 //! 4. `new_directory` makes a directory that is whole or absent after any crash.
 //!
+//! `place` is the other direction: it puts files into a directory, to be ingested.
+//!
 //! It may use `open`, `write`, and what all rooms share. Nothing uses it.
 
 pub(crate) mod backup;
@@ -18,4 +20,5 @@ pub(crate) mod checkpoint;
 pub(crate) mod closed;
 pub(crate) mod contents;
 pub(crate) mod new_directory;
+pub(crate) mod place;
 pub(crate) mod transfer;

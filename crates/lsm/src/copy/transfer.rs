@@ -9,6 +9,9 @@ use crate::error::{Error, Kind, Result};
 /// Bytes read at a time.
 const PIECE: u64 = 512 << 10;
 
+/// Longest time between two calls of `progress` while the rate makes a copy wait, in nanoseconds.
+const CALL_NS: u64 = 1_000_000_000;
+
 /// The bytes of a copy: how many there are, how fast they may move, and who is told.
 pub struct Transfer<'a> {
     core: Core,
@@ -65,7 +68,10 @@ impl<'a> Transfer<'a> {
         if let Some(rate) = self.rate {
             let due_ns = u128::from(self.moved) * 1_000_000_000 / u128::from(rate.max(1));
             let due_ns = self.since_ns.saturating_add(u64::try_from(due_ns).unwrap_or(u64::MAX));
-            self.core.sleep_ns(due_ns.saturating_sub(self.core.now_ns())).await;
+            while let Some(ns) = due_ns.checked_sub(self.core.now_ns()).filter(|&ns| ns > 0) {
+                self.core.sleep_ns(ns.min(CALL_NS)).await;
+                (self.progress)(self.done + copied, self.total);
+            }
         }
         self.core.checkpoint().await;
     }

@@ -129,7 +129,7 @@ impl LogChain {
     }
 
     /// The first sequence that is neither in tables nor in logs so far.
-    fn next(&self, expected: Option<u64>) -> u64 {
+    pub fn next(&self, expected: Option<u64>) -> u64 {
         expected.unwrap_or(0).max(self.covered + 1)
     }
 }

@@ -23,12 +23,37 @@ use crate::mem::{Mem, MemCursor};
 use crate::table::Table;
 use crate::table_options::TablePlace;
 use crate::version::{Family, Level, Version, user_key};
+use crate::write::compaction::Reservation;
 use crate::write::job::{ENTRIES_AT_ONCE, Job, MadeFiles};
 use crate::write::state::WriteState;
 use crate::write::table_writer::{NewTable, TableWriter, file_bytes};
 use crate::write::writer::Writer;
 
 impl Writer {
+    /// Whether a column family has nothing from a key on, not even deletions: a bulk load that
+    /// begins there succeeds if nothing is written there meanwhile.
+    ///
+    /// # Errors
+    /// [`Kind::UnknownColumnFamily`].
+    pub fn has_nothing_from(&self, family: CfId, key: &[u8]) -> Result<bool> {
+        let version = self.0.db.version();
+        let family = version.family(family)?;
+        let order = family.comparator;
+        let slots = family.levels.iter().flat_map(|level| &level.slots);
+        let mut metas = slots.map(|&slot| version.meta(slot));
+        if !metas.all(|meta| order.cmp_user(user_key(&meta.largest), key).is_lt()) {
+            return Ok(false);
+        }
+        let mut target = key.to_vec();
+        target.extend_from_slice(&pack(SEQUENCE_MAX, SEEK_TYPE).to_le_bytes());
+        Ok(family.mems.iter().all(|mem| {
+            let tombstones = mem.tombstones();
+            let mut ranges = tombstones.iter().flat_map(|all| all.iter());
+            !MemCursor::new(mem).seek(mem, &target)
+                && ranges.all(|(_, end, _)| order.cmp_user(end, key).is_le())
+        }))
+    }
+
     /// Loads entries, all or nothing, into an empty key range of a column family. `next` puts a key
     /// and a value into its two arguments, which are empty, until it returns false; keys must
     /// ascend. Returns the number of entries. Suspends for the disk, and as `next` does. The
@@ -135,10 +160,12 @@ impl<'a> Load<'a> {
 async fn install(state: &WriteState, id: CfId, tables: &mut Vec<Table>) -> Result<()> {
     let (Some(first), Some(last)) = (tables.first(), tables.last()) else { return Ok(()) };
     state.sync_names().await?;
+    let range = (user_key(&first.meta.smallest), user_key(&last.meta.largest));
+    let range = (&range.0.to_vec()[..], &range.1.to_vec()[..]);
+    let _reserved = reserve_bottom(state, id, range).await?;
     let turn = state.manifest_turn().await?;
     let version = state.db.version();
     let family = version.family(id)?;
-    let range = (user_key(&first.meta.smallest), user_key(&last.meta.largest));
     if let Some(there) = overlap(&version, family, range) {
         let what = format!("a bulk load: between its first and its last key there is {there}");
         return Err(Error::new(Kind::Unsupported, what));
@@ -174,8 +201,33 @@ async fn install(state: &WriteState, id: CfId, tables: &mut Vec<Table>) -> Resul
     Ok(())
 }
 
+/// Waits until no job writes to a range of the bottom level, and keeps others out of it.
+async fn reserve_bottom<'a>(
+    state: &'a WriteState,
+    id: CfId,
+    range: (&[u8], &[u8]),
+) -> Result<Reservation<'a>> {
+    loop {
+        let version = state.db.version();
+        let family = version.family(id)?;
+        if let Some(reserved) = state.merges.reserve(family, bottom_level(state, family), range) {
+            return Ok(reserved);
+        }
+        let changes = state.merges.changes();
+        let changed = || state.merges.changes() != changes || state.has_failed();
+        state.changed.wait_until(changed).await;
+        if let Some(error) = state.failure() {
+            return Err(error);
+        }
+    }
+}
+
 /// Something that a family has between two keys, both included.
-fn overlap(version: &Version, family: &Family, (first, last): (&[u8], &[u8])) -> Option<String> {
+pub(crate) fn overlap(
+    version: &Version,
+    family: &Family,
+    (first, last): (&[u8], &[u8]),
+) -> Option<String> {
     let order = family.comparator;
     let apart = |from: &[u8], to: &[u8]| {
         order.cmp_user(to, first).is_lt() || order.cmp_user(from, last).is_gt()
@@ -203,7 +255,7 @@ fn has_key(mem: &Mem, order: Comparator, first: &[u8], last: &[u8]) -> bool {
 }
 
 /// The deepest level that RocksDB also has when it opens the directory with its stored options.
-fn bottom_level(state: &WriteState, family: &Family) -> usize {
+pub(crate) fn bottom_level(state: &WriteState, family: &Family) -> usize {
     let levels = state.db.0.stored_options.levels(&family.name);
     levels.clamp(1, LEVELS_MAX as usize).max(family.levels.len()) - 1
 }

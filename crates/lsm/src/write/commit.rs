@@ -1,6 +1,7 @@
 //! The commit task: takes requests in their order, writes batches to the log in groups, and applies
 //! them to the memtables. `writer.rs` tells the whole path of a write.
 
+use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::sync::atomic::Ordering;
@@ -16,6 +17,7 @@ use crate::mutant::mutant;
 use crate::options::WriteOptions;
 use crate::version::{Level, Slot, Version};
 use crate::write::blob_garbage;
+use crate::write::ingest::{self, Ingesting};
 use crate::write::job;
 use crate::write::retry::Task;
 use crate::write::state::{Generation, Pending, Request, WriteState};
@@ -176,6 +178,10 @@ impl Commit<'_> {
                 Err(error) if error.kind() == Kind::Full => {}
                 done => done?,
             },
+            Some(Request::Ingest(ingesting)) => {
+                let ingesting = ingesting.clone();
+                self.ingest(&ingesting).await?;
+            }
             Some(Request::ListFiles(answer)) => {
                 let listed = self.list_files().await;
                 answer.replace(Some(listed));
@@ -381,6 +387,37 @@ impl Commit<'_> {
         }
         self.state.wait_for_headroom().await?;
         self.begin_log(1).await
+    }
+
+    /// Adds finished tables.
+    async fn ingest(&mut self, ingesting: &RefCell<Ingesting>) -> Result<()> {
+        let state = self.state;
+        let flushed = match ingest::needs_flush(state, ingesting) {
+            Ok(true) => self.flush_all().await,
+            needed => needed.map(drop),
+        };
+        match flushed {
+            Err(error) if [Kind::Full, Kind::UnknownColumnFamily].contains(&error.kind()) => {
+                return ingest::refuse(ingesting, error);
+            }
+            flushed => flushed?,
+        }
+        // If there is no log yet, it will get a larger number.
+        let log = self.log.as_ref().map_or_else(|| state.db.new_number(), WalWriter::number);
+        ingest::install(state, log, ingesting).await
+    }
+
+    /// Writes all memtables to tables. Until then no group is written.
+    ///
+    /// # Errors
+    /// [`Kind::Full`] if that cannot make progress.
+    async fn flush_all(&mut self) -> Result<()> {
+        self.switch_memtables().await?;
+        let state = self.state;
+        let done = || state.flushes.waiting.borrow().is_empty();
+        let stuck = || state.retries.error(Task::Flush).is_some();
+        state.changed.wait_until(|| done() || state.has_failed() || stuck()).await;
+        if !done() && !state.has_failed() { Err(state.refusal()) } else { Ok(()) }
     }
 
     /// The files that hold the database as it is now. No task changes the MANIFEST meanwhile, and

@@ -25,7 +25,7 @@ use rocksfmt::{FileMeta, FileName, VersionEdit};
 use crate::error::{Error, Kind, Result};
 use crate::mutant::mutant;
 use crate::table::Table;
-use crate::version::{Level, Slot, Version};
+use crate::version::{Family, Level, Slot, Version};
 use crate::write::job::{self, Job, JobCore};
 use crate::write::manual::CompactionLimits;
 use crate::write::merge::{MEMORY_SHARE, MergePart, Merged, MergedTables};
@@ -107,6 +107,31 @@ impl Merges {
     /// The cores that running jobs occupy.
     pub fn parts(&self) -> usize {
         self.running.borrow().iter().map(|job| job.parts).sum()
+    }
+
+    /// Keeps jobs from writing to a range of user keys of a level below level 0, until the result is
+    /// dropped; `None` if one does so already. Without it a job could make a table that reaches over
+    /// tables that are added there meanwhile.
+    pub fn reserve(
+        &self,
+        family: &Family,
+        level: usize,
+        range: (&[u8], &[u8]),
+    ) -> Option<Reservation<'_>> {
+        let mut running = self.running.borrow_mut();
+        let mut same = running.iter().filter(|job| job.family == family.id);
+        if !same.all(|job| job.plan.is_apart(family.comparator, level, range)) {
+            return None;
+        }
+        let reserved = Arc::new(Running {
+            family: family.id,
+            plan: Arc::new(Plan::reservation(level, range)),
+            progress: MergeProgress::new(0, &Arc::default()),
+            level0: 0,
+            parts: 0,
+        });
+        running.push(reserved.clone());
+        Some(Reservation { merges: self, reserved })
     }
 
     /// Notes that another merge may be possible now.
@@ -228,6 +253,21 @@ async fn merge_next(state: &WriteState) -> Result<Attempt> {
         return Ok(Attempt::Nothing);
     };
     Compaction::begin(state, version, family, plan).run().await
+}
+
+/// See [`Merges::reserve`].
+pub(crate) struct Reservation<'a> {
+    merges: &'a Merges,
+    reserved: Arc<Running>,
+}
+
+impl Drop for Reservation<'_> {
+    fn drop(&mut self) {
+        let mut running = self.merges.running.borrow_mut();
+        running.retain(|job| !Arc::ptr_eq(job, &self.reserved));
+        drop(running);
+        self.merges.note_change();
+    }
 }
 
 /// A merge of one family. Its inputs are busy until it is dropped.

@@ -10,7 +10,7 @@
 //! - `manual` compacts on request, and pauses and limits merges.
 //! - `backpressure` is the law by which writes wait (`pace` is its rate); `retry` tries again after
 //!   failures; `quarantine` lists damaged tables; `obsolete` removes and recycles files.
-//! - `bulk_load` writes tables without the log.
+//! - `bulk_load` writes tables without the log; `ingest` takes over finished ones.
 //! - `live_files` lists the files for a copy of the database.
 //!
 //! It may use `read` and what all rooms share; only `open` uses it.
@@ -27,6 +27,7 @@ pub(crate) mod compaction;
 pub(crate) mod compaction_iter;
 pub(crate) mod controller;
 pub(crate) mod flush;
+pub(crate) mod ingest;
 pub(crate) mod insist;
 pub(crate) mod job;
 pub(crate) mod live_files;

@@ -21,6 +21,7 @@ use crate::mem::Mem;
 use crate::options::WriteOptions;
 use crate::write::backpressure::{Paces, Unnotified};
 use crate::write::compaction::{self, Merges};
+use crate::write::ingest::Ingesting;
 use crate::write::manifest_turn::SharedManifest;
 use crate::write::manifest_writer::ManifestWriter;
 use crate::write::obsolete::ObsoleteFiles;
@@ -110,6 +111,8 @@ pub(crate) enum Request {
     Sync,
     /// Begin new memtables, if the present ones hold anything and the disk has space for a log.
     SwitchMemtables,
+    /// Add finished tables.
+    Ingest(Rc<RefCell<Ingesting>>),
     /// Say which files hold the database now. The answer is put there.
     ListFiles(Rc<RefCell<Option<Result<FileList>>>>),
 }

@@ -356,6 +356,11 @@ fn one_flipped_bit_of_a_backup_is_found_and_never_restored() {
                 assert!(error.kind() == Kind::Corruption && !to.exists(), "{error}");
                 std::fs::write(path, bytes).unwrap();
             }
+            // A damaged description is not passed over in favour of an older backup.
+            std::fs::write(backups.join("meta/2"), b"damaged").unwrap();
+            let error = restore(&core, &backups, None, &base.join("restored")).await.unwrap_err();
+            assert!(error.to_string().contains("meta/2"), "{error}");
+            BackupDir::new(&core, &backups).delete(&[2]).await.unwrap();
             let (path, bytes) = all.iter().find(|(path, _)| path.ends_with("CURRENT")).unwrap();
             std::fs::remove_file(path).unwrap();
             assert_eq!(damages(&core, &backups, 1).await.len(), 1);

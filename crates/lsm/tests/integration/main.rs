@@ -10,6 +10,7 @@ mod copies;
 mod failing_tables;
 mod fairness;
 mod full_disk;
+mod ingest;
 mod manifest;
 mod memory;
 mod model;

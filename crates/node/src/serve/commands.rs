@@ -7,6 +7,7 @@ use reactor::Core;
 use serde_json::{Value, json};
 
 use super::holds::Holds;
+use super::ingestions::Ingestions;
 use crate::admin::{Commands, Request};
 use crate::disks::report;
 use crate::disks::{Detached, Disks};
@@ -22,6 +23,8 @@ pub(crate) struct Admin {
     pub reporter: Option<Reporter>,
     /// The lists of files that are held for copies.
     pub holds: Rc<Holds>,
+    /// The files that are about to be ingested.
+    pub ingestions: Ingestions,
     /// Present if this process may start others.
     pub upgrader: Option<Rc<Upgrader>>,
 }
@@ -60,6 +63,10 @@ impl Admin {
             Request::FilesHold { log_bytes_max } => self.holds.begin(log_bytes_max).await,
             Request::FilesRenew { hold } => self.holds.renew(hold),
             Request::FilesRelease { hold } => self.holds.release(hold),
+            Request::IngestBegin { files } => self.ingestions.begin(files),
+            Request::IngestFinish { column_family, numbers } => {
+                self.ingestions.finish(&column_family, numbers).await
+            }
             Request::Top => {
                 let mut cores = Vec::new();
                 for id in 0..core.cores() {

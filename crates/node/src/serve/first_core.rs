@@ -15,6 +15,7 @@ use super::commands::Admin;
 use super::confined::{Link, begin};
 use super::holds::Holds;
 use super::info::Description;
+use super::ingestions::Ingestions;
 use super::metrics::{self, Sources};
 use super::open::{open, open_for_writing};
 use super::phases::Phase;
@@ -174,9 +175,10 @@ impl FirstCore {
             None => None,
         };
         let admin = |upgrader| {
-            let holds = Holds::new(core, clients.and_then(|clients| clients.shard.clone()));
+            let shard = clients.and_then(|clients| clients.shard.clone());
+            let (holds, ingestions) = (Holds::new(core, shard.clone()), Ingestions::new(shard));
             let (core, disks) = (core.clone(), disks.clone());
-            Admin { core, disks, reporter: reporter(), holds, upgrader }
+            Admin { core, disks, reporter: reporter(), holds, ingestions, upgrader }
         };
         if let Some((path, listener)) = self.admin {
             let admin = Rc::new(admin(Some(self.upgrader)));

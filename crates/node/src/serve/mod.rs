@@ -24,6 +24,7 @@ mod confined;
 mod first_core;
 pub(crate) mod holds;
 pub(crate) mod info;
+pub(crate) mod ingestions;
 pub(crate) mod metrics;
 pub(crate) mod open;
 pub(crate) mod phases;

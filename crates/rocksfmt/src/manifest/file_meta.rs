@@ -58,6 +58,26 @@ pub struct FileMeta {
 }
 
 impl FileMeta {
+    /// A file of which only the size is known.
+    pub fn of_size(size_bytes: u64) -> FileMeta {
+        FileMeta {
+            number: 0,
+            path_id: 0,
+            size_bytes,
+            smallest: Vec::new(),
+            largest: Vec::new(),
+            smallest_sequence: 0,
+            largest_sequence: 0,
+            epoch: 0,
+            oldest_blob_file: 0,
+            oldest_ancestor_time: 0,
+            creation_time: 0,
+            unique_id: [0; 2],
+            tail_bytes: 0,
+            timestamps_persisted: true,
+        }
+    }
+
     /// The user key of [`FileMeta::smallest`].
     pub fn smallest_user_key(&self) -> &[u8] {
         user_key(&self.smallest)

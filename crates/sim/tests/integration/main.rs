@@ -1,6 +1,7 @@
 //! Scenarios over the simulated world, in one program, which is linked once.
 //! A mutant holds for a whole process, so mutants are a program beside this one.
 
+mod copies;
 mod damage;
 mod engine;
 mod guest;

@@ -17,7 +17,6 @@ use crate::copy::contents::{Contents, Source};
 use crate::copy::transfer::{Sum, Transfer};
 use crate::error::{Error, Kind, Result};
 use crate::file_list::FileList;
-use crate::mutant::mutant;
 use crate::table::Table;
 
 /// A backup that was made.
@@ -202,11 +201,7 @@ impl Making<'_> {
                 return Ok(());
             }
         }
-        let draft = if mutant("backups_are_written_in_place") {
-            name.clone()
-        } else {
-            format!(".{name}.tmp")
-        };
+        let draft = format!(".{name}.tmp");
         let sum = transfer.copy((&self.from, &file.name), None, (&to, &draft)).await?;
         if sum.bytes != bytes || original.is_some_and(|original| original != sum) {
             let place = self.from.path().join(&file.name);

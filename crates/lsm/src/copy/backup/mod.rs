@@ -175,9 +175,15 @@ impl BackupDir {
         let All { mut backups, damaged } = self.all().await?;
         let place = self.path.display();
         match id {
-            None => backups.pop().ok_or_else(|| {
-                Error::new(Kind::NoDatabase, format!("{place}: there is no backup"))
-            }),
+            // Not silently an older one.
+            None => match (backups.pop(), damaged.into_iter().max_by_key(|(id, _)| *id)) {
+                (Some(newest), None) => Ok(newest),
+                (Some(newest), Some((id, _))) if newest.id > id => Ok(newest),
+                (_, Some((_, error))) => Err(error),
+                (None, None) => {
+                    Err(Error::new(Kind::NoDatabase, format!("{place}: there is no backup")))
+                }
+            },
             Some(id) => {
                 if let Some((_, error)) = damaged.into_iter().find(|(other, _)| *other == id) {
                     return Err(error);

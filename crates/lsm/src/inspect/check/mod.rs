@@ -17,7 +17,7 @@ use std::path::Path;
 
 use fs::Dir;
 use reactor::Core;
-use rocksfmt::{ColumnFamily, FileName, ManifestState};
+use rocksfmt::{ColumnFamily, Comparator, FileMeta, FileName, ManifestState, SEQUENCE_MAX};
 
 use crate::error::{Error, Kind, Result};
 use crate::open::directory::lock_shared;
@@ -25,6 +25,7 @@ use crate::open::recover;
 use crate::open::recovery_plan::{Listed, RecoveryPlan};
 use crate::options::OpenOptions;
 use crate::stored_options::StoredOptions;
+use crate::table::Table;
 
 /// One finding.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -78,6 +79,39 @@ pub async fn check(
         total: 0,
     };
     check.run(options).await?;
+    Ok(check.report)
+}
+
+/// Reads and verifies a table that is in no database. Calls `progress` as [`check`] does. Suspends
+/// for every read.
+///
+/// # Errors
+/// If the file cannot be opened or is not a table.
+pub async fn check_file(
+    core: &Core,
+    path: &Path,
+    mut progress: impl FnMut(u64, u64),
+) -> Result<CheckReport> {
+    let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
+    let dir = Dir::new(core, parent.unwrap_or(Path::new(".")));
+    let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    let size_bytes = dir.open(&name).await.map_err(|e| Error::io(path.display(), &e))?.size();
+    let properties = Table::properties(core, &dir, &name).await?;
+    let comparator = Comparator::from_name(&properties.comparator);
+    let comparator = comparator.map_err(|e| Error::format(path.display(), &e))?;
+    let mut check = Check {
+        core,
+        dir: &dir,
+        report: CheckReport { files: 1, ..CheckReport::default() },
+        progress: &mut progress,
+        done: 0,
+        total: size_bytes,
+    };
+    // Without bounds, none are checked. In a file to be ingested all sequence numbers are 0.
+    let largest_sequence = if properties.external_version.is_some() { 0 } else { SEQUENCE_MAX };
+    let meta = FileMeta { largest_sequence, ..FileMeta::of_size(size_bytes) };
+    check.table(&name, &meta, comparator).await?;
+    check.progress_to(size_bytes);
     Ok(check.report)
 }
 

@@ -198,8 +198,11 @@ impl TableCheck<'_> {
         if !self.previous.is_empty() && comparator.cmp_internal(&self.previous, key).is_ge() {
             return Err(self.corrupt(&format!("entry {n} of a block is not after the one before")));
         }
-        if comparator.cmp_internal(key, &table.meta.smallest).is_lt()
-            || comparator.cmp_internal(key, &table.meta.largest).is_gt()
+        // A table that is in no database has no bounds.
+        let bounded = !table.meta.smallest.is_empty();
+        if bounded
+            && (comparator.cmp_internal(key, &table.meta.smallest).is_lt()
+                || comparator.cmp_internal(key, &table.meta.largest).is_gt())
         {
             // Entries of ingested files have sequence 0, and another one in the file's bounds.
             let outside = comparator.cmp_user(user_key, table.meta.smallest_user_key()).is_lt()

@@ -72,8 +72,23 @@ impl Plan {
         start.chain(self.overlapped.iter().map(|&slot| (self.output, slot)))
     }
 
+    /// A plan that merges nothing and keeps other jobs from writing to a range of a level.
+    pub fn reservation(level: usize, (first, last): (&[u8], &[u8])) -> Plan {
+        Plan {
+            start: level,
+            output: level,
+            inputs: Vec::new(),
+            overlapped: Vec::new(),
+            moves: true,
+            stays: Vec::new(),
+            hull: (first.to_vec(), last.to_vec()),
+            file_bytes: 0,
+            place: TablePlace::FLUSH,
+        }
+    }
+
     /// Whether another job may run beside this one, although both write to the same level.
-    fn is_apart(&self, order: Comparator, output: usize, hull: (&[u8], &[u8])) -> bool {
+    pub fn is_apart(&self, order: Comparator, output: usize, hull: (&[u8], &[u8])) -> bool {
         self.output != output
             || order.cmp_user(&self.hull.1, hull.0).is_lt()
             || order.cmp_user(hull.1, &self.hull.0).is_lt()

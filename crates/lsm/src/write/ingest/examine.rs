@@ -1,0 +1,159 @@
+//! Examining a file that is to be ingested, before any record names it.
+
+use std::rc::Rc;
+use std::sync::Arc;
+
+use rocksfmt::{FileMeta, FileName, Properties};
+
+use crate::error::{Error, Kind, Result};
+use crate::read::ahead::WINDOW_MAX;
+use crate::read::level_iter::{Bounds, LevelIter};
+use crate::read::reader::Reader;
+use crate::read::walk::{Direction, Position};
+use crate::table::Table;
+use crate::table_memory::TableMemory;
+use crate::version::{Family, Slot, Version, user_key};
+use crate::write::ingest::NewTable;
+use crate::write::job::ENTRIES_AT_ONCE;
+use crate::write::state::WriteState;
+
+/// The newest format version that RocksDB 7.8 reads.
+const FORMAT_VERSION_MAX: u64 = 5;
+
+/// Checks a file and describes it, with sequence number 0. With `verify` it is read to its end.
+pub(super) async fn examine(
+    state: &WriteState,
+    version: &Version,
+    family: &Family,
+    number: u64,
+    verify: bool,
+) -> Result<FileMeta> {
+    let name = FileName::Temp(number).to_string();
+    let (core, dir) = (&state.core, &state.dir);
+    let size_bytes = dir.open(&name).await.map_err(|e| Error::io(&name, &e))?.size();
+    let properties = Table::properties(core, dir, &name).await?;
+    if let Some(what) = obstacle(state, family, &properties) {
+        return Err(Error::new(Kind::Unsupported, format!("the file {what}")));
+    }
+    let now = core.unix_time_ms() / 1000;
+    let mut meta = FileMeta {
+        number,
+        oldest_ancestor_time: now,
+        creation_time: now,
+        ..FileMeta::of_size(size_bytes)
+    };
+    // With its index in memory, whatever the budget: without its bounds it cannot be on demand.
+    let memory = TableMemory::new(usize::MAX);
+    let table = Table::open(core, dir, &name, meta.clone(), family.comparator, &memory).await?;
+    let alone = Version {
+        families: version.families.clone(),
+        slots: vec![Slot::Open(Arc::new(table))],
+        epoch: 0,
+    };
+    (meta.smallest, meta.largest) =
+        bounds(state, alone, family, verify.then_some(properties.num_entries)).await?;
+    Ok(meta)
+}
+
+/// The smallest and the largest internal key of the only table of a version. With `entries` it is
+/// read to its end and must have that many.
+async fn bounds(
+    state: &WriteState,
+    alone: Version,
+    family: &Family,
+    entries: Option<u64>,
+) -> Result<(Vec<u8>, Vec<u8>)> {
+    let context = Reader::uncached(&state.db, &state.core).context_at(&alone.into());
+    let (order, all) = (family.comparator, Rc::new(Bounds::default()));
+    let mut iter = LevelIter::new(&context, order, [0].into(), &all, false, WINDOW_MAX, false);
+    let key = |iter: &LevelIter| [iter.user_key(), &iter.packed().to_le_bytes()].concat();
+    let wrong = |what: &str| Error::new(Kind::Corruption, format!("the file {what}"));
+    iter.seek(Position::First, Direction::Forward).await?;
+    if !iter.valid() {
+        return Err(wrong("has no entries"));
+    }
+    let smallest = key(&iter);
+    let Some(entries) = entries else {
+        iter.seek(Position::Last, Direction::Backward).await?;
+        return Ok((smallest, key(&iter)));
+    };
+    let (mut last, mut count) = (smallest.clone(), 1u64);
+    loop {
+        iter.step(Direction::Forward).await?;
+        if !iter.valid() {
+            break;
+        }
+        if order.cmp_user(user_key(&last), iter.user_key()).is_ge() {
+            return Err(wrong(&format!("has keys that do not ascend, at entry {count}")));
+        }
+        last.clear();
+        last.extend_from_slice(iter.user_key());
+        last.extend_from_slice(&iter.packed().to_le_bytes());
+        count += 1;
+        if count.is_multiple_of(ENTRIES_AT_ONCE as u64) {
+            state.core.checkpoint().await;
+        }
+    }
+    match count == entries {
+        true => Ok((smallest, last)),
+        false => Err(wrong(&format!("has {count} entries, and says {entries}"))),
+    }
+}
+
+/// Why a file cannot be ingested, if it cannot.
+fn obstacle(state: &WriteState, family: &Family, properties: &Properties) -> Option<String> {
+    match (properties.external_version, properties.external_sequence) {
+        (Some(2), None | Some(0)) => {}
+        (Some(2), Some(sequence)) => {
+            return Some(format!(
+                "was ingested before, with sequence number {sequence} written into it \
+                 (write_global_seqno): make it again with SstFileWriter"
+            ));
+        }
+        _ => return Some("was not made by RocksDB's SstFileWriter".to_owned()),
+    }
+    if properties.comparator != family.comparator_name.as_bytes() {
+        return Some(format!(
+            "is in the order of {:?}, column family {} in that of {:?}",
+            String::from_utf8_lossy(&properties.comparator),
+            family.name,
+            family.comparator_name
+        ));
+    }
+    if properties.num_range_deletions > 0 {
+        return Some("has range deletions, which cannot be ingested".to_owned());
+    }
+    if properties.embedded_blobs {
+        return Some("has blob values embedded, which is not supported".to_owned());
+    }
+    let format = properties.format_version;
+    let written_by = state.db.0.stored_options.file.as_ref();
+    let written_by = written_by.and_then(|file| file.rocksdb_version()).unwrap_or("7.8");
+    let mut parts = written_by.split('.').map(|part| part.parse::<u64>().unwrap_or(0));
+    let by = (parts.next().unwrap_or(0), parts.next().unwrap_or(0));
+    let needed = if format == 6 { (8, 6) } else { (10, 4) };
+    (format > FORMAT_VERSION_MAX && by < needed).then(|| {
+        format!(
+            "has format_version {format}, and this database was written by RocksDB {written_by}, \
+             which could not open it then: make the file with format_version {FORMAT_VERSION_MAX}"
+        )
+    })
+}
+
+/// Refuses tables of a family that overlap each other.
+pub(super) fn refuse_overlap(family: &Family, tables: &[NewTable]) -> Result<()> {
+    let of_family = tables.iter().filter(|new| new.family == family.id);
+    let mut metas: Vec<&FileMeta> = of_family.map(|new| &new.table.meta).collect();
+    let order = family.comparator;
+    metas.sort_by(|a, b| order.cmp_internal(&a.smallest, &b.smallest));
+    match metas
+        .windows(2)
+        .any(|pair| order.cmp_user(user_key(&pair[0].largest), user_key(&pair[1].smallest)).is_ge())
+    {
+        true => Err(Error::new(
+            Kind::Unsupported,
+            "two of the files overlap: ingest them one after the other, the newest last",
+        )),
+        false => Ok(()),
+    }
+}
