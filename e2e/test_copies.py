@@ -110,3 +110,80 @@ def test_a_backup_by_rocksdb_is_restored(own_copy, tmp_path):
     databases.ldb(database, "backup", f"--backup_dir={tmp_path / 'backups'}")
     millrace.succeed("kv", "restore", tmp_path / "backups", "--data", tmp_path / "restored")
     assert millrace.scan(tmp_path / "restored") == millrace.scan(database)
+
+
+def external_tables(directory, parts):
+    """Has RocksDB's SstFileWriter make a table of each part."""
+    files = []
+    for number, part in enumerate(parts):
+        files.append(directory / f"part{number}.sst")
+        text = "".join(f"{key} ==> {value}\n" for key, value in sorted(part.items()))
+        databases.ldb(directory / "unused", "--create_if_missing", "write_extern_sst", files[-1], text=text)
+    return files
+
+
+def test_tables_are_ingested_into_a_running_node_and_into_a_directory(tmp_path):
+    data = tmp_path / "db"
+    parts = [{f"a{n:05d}": "new" for n in range(0, 3000, 3)}, {f"b{n:05d}": "new" for n in range(1000)}]
+    files = external_tables(tmp_path, parts)
+    before = [file.read_bytes() for file in files]
+    with writable(data, tmp_path / "log", "--durability", "process") as node:
+        node.until_ready()
+        with node.connect() as client:
+            assert client.call("SET", b"c", b"here") in (b"OK", "OK")
+            said = millrace.said_json("kv", "ingest", files[1])
+            assert said["entries"] == 1000 and said["sequence"] == 0 and said["levels"] == [6]
+            # Nothing was there: the number of keys stays exact.
+            assert client.call("DBSIZE") == 1001 and client.call("GET", b"b00007") == b"new"
+            client.call("SET", b"a00003", b"old")
+            client.call("SET", b"a00004", b"stays")
+            said = millrace.said_json("kv", "ingest", "--move", files[0])
+            assert said["sequence"] > 0 and not files[0].exists()
+            assert [client.call("GET", key) for key in (b"a00003", b"a00004", b"a00006")] == [b"new", b"stays", b"new"]
+            # A change sees what was ingested.
+            assert client.call("APPEND", b"a00009", b"er") == 5 and client.call("DEL", b"a00012") == 1
+    assert files[1].read_bytes() == before[1]
+    pairs = dict(millrace.scan(data))
+    assert len(pairs) == 1001 + 1000 + 1 - 1 and pairs[b"a00009"] == b"newer"
+    assert dict(scanned_by_rocksdb(data)) == pairs
+    files[0].write_bytes(before[0])
+    told = millrace.succeed("kv", "ingest", files[0], "--data", data)
+    assert told.startswith("ingested 1 files with 1,000 entries"), told
+    pairs.update({key.encode(): b"new" for key in parts[0]})
+    assert dict(millrace.scan(data)) == pairs
+    assert dict(scanned_by_rocksdb(data)) == pairs
+    files[0].write_bytes(before[0][:200] + b"?" + before[0][201:])
+    told = millrace.fail("kv", "ingest", files[0], "--data", data)
+    assert "checksum" in told and "nothing was ingested" in told, told
+    assert dict(millrace.scan(data)) == pairs
+
+
+def test_sorted_input_becomes_tables_and_an_interrupted_import_is_resumed(tmp_path):
+    data = tmp_path / "db"
+    lines = [b"k%07d\t%s\n" % (n, b"v%d" % n * 20) for n in range(30_000)]
+    done = fed(b"".join(lines), "kv", "import", "--data", data, "--json")
+    said = json.loads(done.stdout)
+    assert said["entries"] == said["loaded"] == 30_000 and said["skipped"] == 0, done
+    levels = millrace.said_json("kv", "stat", "--data", data)["column_families"][0]["levels"]
+    assert [level["entries"] for level in levels if level["entries"]] == [30_000], levels
+    more = [b"k%07d\t%s\n" % (n, b"w" * 50) for n in range(30_000, 60_000)]
+    said = json.loads(fed(b"".join(lines + more), "kv", "import", "--data", data, "--resume", "--json").stdout)
+    assert said["skipped"] == said["entries"] == said["loaded"] == 30_000, said
+    # Where the order ends, the rest is written as usual; also where there are keys already.
+    tail = [b"k0000005\tchanged\n", b"z\tlast\n"]
+    high = [b"x%07d\t%s\n" % (n, b"y" * 100) for n in range(20_000)]
+    done = fed(b"".join(high + tail), "kv", "import", "--data", data, "--json")
+    said = json.loads(done.stdout)
+    assert said["entries"] == 20_002 and said["loaded"] == 20_000, said
+    found = dict(millrace.scan(data))
+    assert len(found) == 80_001 and found[b"k0000005"] == b"changed" and found[b"k0000004"] == b"v4" * 20
+    assert dict(scanned_by_rocksdb(data)) == found
+    with writable(data, tmp_path / "log") as node:
+        node.until_ready()
+        with node.connect() as client:
+            assert node.counts_keys() and client.call("DBSIZE") == 80_001
+    told = fed(b"".join(high + [b"no tab\n"]), "kv", "import", "--data", tmp_path / "other")
+    assert told.returncode == 2 and b"line 20001" in told.stderr, told
+    assert len(millrace.scan(tmp_path / "other")) == 20_000
+    assert b"another value" in fed(b"z\tother\n", "kv", "import", "--data", data, "--resume").stderr
+    assert b"not sorted" in fed(b"b\t1\na\t1\n", "kv", "import", "--data", data, "--resume").stderr

@@ -10,10 +10,10 @@ use reactor::DriverKind;
 use super::NodeArgs;
 use super::values::driver;
 
-/// The database that is copied.
+/// A database as a whole: the one that is copied, or ingests files.
 #[derive(Clone, Debug, Args)]
 pub struct Original {
-    /// The database's directory, which no process is writing to [default: a running node's]
+    /// The database's directory, which no process is writing to [default: that of a running node]
     #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
     #[arg(conflicts_with = "admin")]
     pub data: Option<PathBuf>,
@@ -123,6 +123,32 @@ pub enum BackupCommand {
         #[arg(long, value_name = "N")]
         keep: usize,
     },
+}
+
+/// `millrace kv ingest`.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  \
+    millrace kv ingest part1.sst part2.sst                   into the running node\n  \
+    millrace kv ingest --move *.sst --data /data/db          into a directory\n\n\
+    FILES are tables that RocksDB's SstFileWriter made. Their entries become visible together, and \
+    are newer than all that was there. Files of one call must not overlap each other. Every byte \
+    is verified first.")]
+pub struct IngestArgs {
+    /// The files.
+    #[arg(required = true, value_name = "FILES", value_hint = ValueHint::FilePath)]
+    pub files: Vec<PathBuf>,
+    /// The column family
+    #[arg(long, value_name = "NAME", default_value = "default")]
+    pub column_family: String,
+    /// Move the files instead of copying them: in the same file system that takes no time
+    #[arg(long = "move")]
+    pub moves: bool,
+    /// Do not read the files before they are ingested
+    #[arg(long)]
+    pub no_verify: bool,
+    /// The database, and how to copy.
+    #[command(flatten)]
+    pub into: Original,
 }
 
 /// `millrace kv restore`.

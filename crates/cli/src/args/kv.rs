@@ -7,7 +7,7 @@ use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, Subcommand, ValueHint};
 use reactor::DriverKind;
 
-use super::copies::{BackupCommand, CheckpointArgs, RestoreArgs};
+use super::copies::{BackupCommand, CheckpointArgs, IngestArgs, RestoreArgs};
 use super::values::driver;
 use crate::style::Style;
 
@@ -94,8 +94,9 @@ pub enum KvCommand {
         millrace kv import dump.txt --data DIR\n  \
         millrace kv export --data OLD --format resp | millrace kv import --format resp --connect :6379\n\n\
         FORMAT is what kv export writes; resp also takes MSET, DEL and UNLINK, and inline \
-        commands. With --data everything is durable when the command ends. A mistake in the input \
-        ends the import; earlier entries stay imported.")]
+        commands. With --data everything is durable when the command ends, and sorted entries beyond \
+        the database's last key become tables directly. A mistake in the input ends the import; \
+        earlier entries stay imported.")]
     Import {
         /// The file to read; standard input if left out, or -.
         #[arg(value_name = "FILE", value_hint = ValueHint::FilePath)]
@@ -103,6 +104,9 @@ pub enum KvCommand {
         /// The format of the entries: text, hex, json or resp
         #[arg(long, value_name = "FORMAT", value_parser = style(), default_value = "text")]
         format: Style,
+        /// Continue an interrupted import of sorted entries: skip those up to the database's last key
+        #[arg(long, conflicts_with = "connect")]
+        resume: bool,
         /// Where to write.
         #[command(flatten)]
         target: Target,
@@ -144,6 +148,8 @@ pub enum KvCommand {
         #[command(subcommand)]
         command: BackupCommand,
     },
+    /// Add tables that RocksDB's SstFileWriter made, all at once
+    Ingest(IngestArgs),
     /// Restore a backup into a new directory
     Restore(RestoreArgs),
     /// Describe a database: levels, files, sizes, column families, options

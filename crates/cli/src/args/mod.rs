@@ -13,7 +13,9 @@ mod values;
 use clap::{Parser, Subcommand};
 
 pub use self::bench::BenchArgs;
-pub use self::copies::{BackupCommand, Backups, CheckpointArgs, Copying, Original, RestoreArgs};
+pub use self::copies::{
+    BackupCommand, Backups, CheckpointArgs, Copying, IngestArgs, Original, RestoreArgs,
+};
 pub use self::kv::{Entries, KvCommand, Source, Target};
 pub use self::node::{DiskCommand, NodeArgs, TopArgs, UpgradeArgs};
 pub use self::serve::ServeArgs;

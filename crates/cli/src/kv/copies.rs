@@ -98,7 +98,7 @@ fn transferred<T: Send + 'static>(
 }
 
 /// The failure for an error of the engine, without its advice for an opening.
-fn failure(path: PathBuf, error: &lsm::Error) -> Failure {
+pub fn failure(path: PathBuf, error: &lsm::Error) -> Failure {
     let what = error.to_string();
     match what.contains('/') {
         true => Failure::new(what),
@@ -261,7 +261,7 @@ pub fn restore(args: RestoreArgs) -> Result<Verdict, Failure> {
     Ok(Verdict::Good)
 }
 
-fn print(json: bool, summary: &Value, text: &str) -> Result<(), Failure> {
+pub fn print(json: bool, summary: &Value, text: &str) -> Result<(), Failure> {
     let mut out = Out::new();
     match json {
         true => out.json(summary)?,
@@ -271,14 +271,14 @@ fn print(json: bool, summary: &Value, text: &str) -> Result<(), Failure> {
 }
 
 /// A progress bar on standard error. Hidden unless that is a terminal.
-fn progress_bar(what: &str) -> ProgressBar {
+pub fn progress_bar(what: &str) -> ProgressBar {
     let template =
         format!("{what} {{bar:40}} {{bytes}} of {{total_bytes}}, {{bytes_per_sec}}, {{eta}} left");
     let style = ProgressStyle::with_template(&template).expect("the template is right");
     ProgressBar::with_draw_target(Some(0), ProgressDrawTarget::stderr_with_hz(5)).with_style(style)
 }
 
-fn show(bar: &ProgressBar, done: u64, total: u64) {
+pub fn show(bar: &ProgressBar, done: u64, total: u64) {
     bar.set_length(total.max(done));
     bar.set_position(done);
 }

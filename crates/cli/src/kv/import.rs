@@ -94,6 +94,10 @@ pub struct Imported {
     pub deletions: u64,
     /// Bytes of keys and values.
     pub bytes: u64,
+    /// Of the entries: those that became tables directly, because they were sorted.
+    pub loaded: u64,
+    /// Entries that an earlier import had written.
+    pub skipped: u64,
 }
 
 impl Imported {
@@ -117,6 +121,8 @@ impl Imported {
                 "entries": self.entries,
                 "deletions": self.deletions,
                 "bytes": self.bytes,
+                "loaded": self.loaded,
+                "skipped": self.skipped,
                 "seconds": took.as_secs_f64(),
             }))?;
         } else {

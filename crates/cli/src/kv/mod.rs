@@ -7,6 +7,7 @@ mod change;
 mod copies;
 mod directory;
 mod import;
+mod ingest;
 mod listing;
 mod node;
 mod original;
@@ -61,12 +62,13 @@ pub fn run(command: KvCommand) -> Result<Verdict, Failure> {
             let keys = keys.into_iter().map(|key| key_argument(key, "KEY", hex));
             delete(keys.collect::<Result<_, _>>()?, target)
         }
-        KvCommand::Import { file, format, target } => {
+        KvCommand::Import { file, format, resume, target } => {
             let file = file.filter(|path| path.as_os_str() != "-");
-            import(Input { file, style: format }, target)
+            import(Input { file, style: format }, resume, target)
         }
         KvCommand::Checkpoint(args) => copies::checkpoint(args),
         KvCommand::Backup { command } => copies::backup(command),
+        KvCommand::Ingest(args) => ingest::run(args),
         KvCommand::Restore(args) => copies::restore(args),
         KvCommand::Stat { source } => match &source.location.connect {
             Some(address) => node::stat(address, &source),
@@ -123,13 +125,13 @@ fn delete(keys: Vec<Vec<u8>>, target: Target) -> Result<Verdict, Failure> {
 }
 
 #[expect(clippy::disallowed_methods, reason = "a tool reports how long it took")]
-fn import(input: Input, target: Target) -> Result<Verdict, Failure> {
+fn import(input: Input, resume: bool, target: Target) -> Result<Verdict, Failure> {
     let (json, begun) = (target.json, Instant::now());
     let (imported, into) = match &target.location.connect {
         Some(address) => (node::import(address, &input)?, address.clone()),
         None => {
             let path = target.location.data.clone().unwrap_or_default();
-            (change::import(input, target)?, path.display().to_string())
+            (change::import(input, resume, target)?, path.display().to_string())
         }
     };
     imported.print(json, &into, begun.elapsed())?;

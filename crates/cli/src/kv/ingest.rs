@@ -1,0 +1,154 @@
+//! `kv ingest`: this process verifies the files and puts them into the database's directory; a node,
+//! or this process, adds them to the database.
+
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use ::kv::Shard;
+use lsm::{IngestFiles, OpenOptions, Transfer, WriteOptions};
+use node::Request;
+use node::Size;
+use reactor::Core;
+use serde_json::{Value, json};
+
+use super::copies::{failure, print, progress_bar, show};
+use crate::admin::Admin;
+use crate::answer::{array, number};
+use crate::args::{IngestArgs, Original};
+use crate::failure::{Failure, Verdict};
+use crate::output::thousands;
+use crate::tool_core::{POOL_BYTES, on_core};
+
+/// Runs the command.
+#[expect(
+    clippy::disallowed_methods,
+    reason = "a tool removes what it has moved, and reports how long it took"
+)]
+pub fn run(args: IngestArgs) -> Result<Verdict, Failure> {
+    let IngestArgs { files, column_family, moves, no_verify, into } = args;
+    let (begun, json) = (Instant::now(), into.node.json);
+    let (paths, count) = (files.clone(), files.len());
+    let mut done = on_core(into.copying.io, async move |core| {
+        if !no_verify {
+            verify(&core, &paths).await?;
+        }
+        match into.data.clone() {
+            Some(data) => into_directory(&core, &data, &paths, column_family, moves, &into).await,
+            None => into_node(&core, &paths, column_family, moves, &into).await,
+        }
+    })?;
+    if moves {
+        for path in &files {
+            std::fs::remove_file(path).map_err(|error| {
+                let what = format!("everything is ingested, but {} stays: {error}", path.display());
+                Failure::new(what)
+            })?;
+        }
+    }
+    let seconds = begun.elapsed().as_secs_f64();
+    let text = format!(
+        "ingested {count} files with {} entries ({}) in {seconds:.1} s",
+        thousands(number(&done, "entries")),
+        Size(number(&done, "bytes")),
+    );
+    done["files"] = count.into();
+    done["seconds"] = seconds.into();
+    print(json, &done, &text)?;
+    Ok(Verdict::Good)
+}
+
+/// Reads every byte of the files.
+async fn verify(core: &Core, files: &[PathBuf]) -> Result<(), Failure> {
+    let bar = progress_bar("verifying");
+    for path in files {
+        let checked = lsm::check_file(core, path, |done, total| show(&bar, done, total)).await;
+        let report = checked.map_err(|error| failure(path.clone(), &error))?;
+        if let Some(damage) = report.damages.first() {
+            let place = path.display();
+            let offset = damage.offset.map_or(String::new(), |at| format!(" at offset {at}"));
+            return Err(Failure::new(format!("{place}{offset}: {}", damage.what))
+                .hint("nothing was ingested"));
+        }
+    }
+    bar.finish_and_clear();
+    Ok(())
+}
+
+/// Puts the files into a database's directory.
+async fn place(
+    core: &Core,
+    files: &[PathBuf],
+    numbers: &[u64],
+    directory: &Path,
+    moves: bool,
+    into: &Original,
+) -> Result<(), Failure> {
+    let bar = progress_bar("copying");
+    let mut progress = |done, total| show(&bar, done, total);
+    let rate = into.copying.rate_limit.map(|size| size.0);
+    let mut transfer = Transfer::new(core, rate, &mut progress);
+    let files: Vec<(PathBuf, u64)> = files.iter().cloned().zip(numbers.iter().copied()).collect();
+    let placed = lsm::place_files(&files, directory, moves, &mut transfer).await;
+    bar.finish_and_clear();
+    placed.map_err(|error| failure(directory.to_owned(), &error))
+}
+
+async fn into_node(
+    core: &Core,
+    files: &[PathBuf],
+    column_family: String,
+    moves: bool,
+    into: &Original,
+) -> Result<Value, Failure> {
+    let mut admin = Admin::connect(&into.node)?;
+    let begun = admin.call(&Request::IngestBegin { files: files.len() })?;
+    let numbers: Vec<u64> = array(&begun, "numbers").iter().filter_map(Value::as_u64).collect();
+    let directory = PathBuf::from(begun["directory"].as_str().unwrap_or_default());
+    if numbers.len() != files.len() {
+        return Err(Failure::new(format!("the node's answer has other numbers: {begun}")));
+    }
+    place(core, files, &numbers, &directory, moves, into).await?;
+    // Copying may have taken longer than a connection may be silent.
+    Admin::connect(&into.node)?.call(&Request::IngestFinish { column_family, numbers })
+}
+
+async fn into_directory(
+    core: &Core,
+    data: &Path,
+    files: &[PathBuf],
+    column_family: String,
+    moves: bool,
+    into: &Original,
+) -> Result<Value, Failure> {
+    let options = OpenOptions { cache_bytes: POOL_BYTES / 4, ..OpenOptions::default() };
+    let opened = node::open_for_writing(core, data, options, WriteOptions::default()).await;
+    let (db, writer) = opened.map_err(|error| -> Failure {
+        let is_locked = error.kind() == node::Kind::Locked;
+        let failure: Failure = error.into();
+        match is_locked {
+            true => failure.hint("if it is a node, leave out --data, and name it with --state"),
+            false => failure,
+        }
+    })?;
+    let shard = Shard::new(core, db.attach(core), writer);
+    let ingest = async {
+        let families = shard.column_families();
+        let found = families.iter().find(|family| family.name == column_family);
+        let family = found
+            .ok_or_else(|| Failure::new(format!("no column family is named '{column_family}'")))?;
+        let numbers = shard.reserve_files(files.len());
+        place(core, files, &numbers, data, moves, into).await?;
+        let files = vec![IngestFiles { family: family.id, numbers }];
+        shard.ingest(files, false).await.map_err(|error| failure(data.to_owned(), &error))
+    };
+    let done = ingest.await;
+    let closed = shard.close().await;
+    let done = done?;
+    closed.map_err(|error| node::explain(data, &error))?;
+    Ok(json!({
+        "entries": done.entries,
+        "bytes": done.bytes,
+        "sequence": done.sequence,
+        "levels": done.levels,
+    }))
+}
