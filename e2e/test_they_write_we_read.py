@@ -7,7 +7,6 @@ import re
 import databases
 import millrace
 import pytest
-import resp
 
 READABLE = [name for name, db in databases.DATABASES.items() if db.error is None and db.may_refuse is None]
 REFUSED = [name for name, db in databases.DATABASES.items() if db.error is not None]
@@ -155,16 +154,6 @@ def test_a_refusable_database_is_read_correctly_or_refused_by_name(name, worksho
         same(millrace.pairs_of(done.stdout), databases.expected(directory), name)
     else:
         assert re.search(databases.DATABASES[name].may_refuse, done.stderr), done.stderr
-
-
-@pytest.mark.parametrize("name", ["db_bench-merge-operands", "db_bench-merge-operands-in-wal"])
-def test_a_merge_operand_is_an_error_of_its_key_and_not_of_the_connection(name, workshop, tmp_path):
-    data = workshop.directory(name) / "db"
-    with millrace.node(data, tmp_path / "log") as node, node.connect() as client:
-        keys = [n.to_bytes(8, "big") + b"0" * 8 for n in range(500)]
-        errors = [reply for reply in client.pipeline([("GET", key) for key in keys]) if isinstance(reply, resp.Error)]
-        assert errors and all(re.search("(?i)merge", error) for error in errors), errors[:3]
-        assert client.call("PING") == b"PONG"
 
 
 def listing(directory):

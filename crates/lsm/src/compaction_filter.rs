@@ -14,10 +14,10 @@ pub enum FilterDecision {
     Change(Vec<u8>),
 }
 
-/// A filter of a column family. Merges of tables ask it for each key whose newest
-/// version is a plain value that no snapshot needs to see unchanged. Flushes, tables that move to
-/// another level without a merge, values in blob files, merge operands and entities are not
-/// filtered.
+/// A filter of a column family. Merges of tables ask it for each key whose newest version is a
+/// plain value that no snapshot is older than. As in RocksDB, a snapshot does not protect a value
+/// from the filter. Flushes, tables that move to another level without a merge, values in blob
+/// files, merge operands and entities are not filtered.
 ///
 /// A filter is called on any core, for the same value more than once, and possibly never. It must
 /// not block.

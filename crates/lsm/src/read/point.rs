@@ -233,6 +233,7 @@ impl<'a> Lookup<'a> {
         block: &Block,
         table: &'a Table,
     ) -> Result<Option<Step>> {
+        let mut has_operands = false;
         loop {
             let found = point_lookup(
                 &block.data,
@@ -245,6 +246,8 @@ impl<'a> Lookup<'a> {
             let (packed, range) = match found {
                 Hit::Found { packed, start, end } => (packed, start as usize..end as usize),
                 Hit::Absent => return Ok(None),
+                // The seek key may be after the separator at the block's end already.
+                Hit::PastEnd if has_operands => return self.look_in_index(table),
                 Hit::PastEnd => return self.look_after(table),
             };
             let value = Value::block(block.data.slice(range));
@@ -254,7 +257,7 @@ impl<'a> Lookup<'a> {
                 Resolved::Step(step) => return Ok(Some(step)),
                 // All keys of an ingested table differ.
                 Resolved::Operand if global.is_some() => return Ok(None),
-                Resolved::Operand => {}
+                Resolved::Operand => has_operands = true,
             }
             if self.pauses() {
                 (self.stage, self.partition) = (Stage::SameTable, None);

@@ -13,6 +13,7 @@ mod full_disk;
 mod ingest;
 mod manifest;
 mod memory;
+mod merges;
 mod model;
 mod range_deletes;
 mod wal_cases;
