@@ -7,7 +7,8 @@ use std::task::{Context, Poll};
 
 use reactor::{Buf, File, ReadAt, Slice};
 
-/// Attempts in all: after a short read the whole range is read again.
+/// Attempts in all: after a short read the whole range is read again, and once after an error of
+/// the device.
 const TRIES: u32 = 4;
 
 /// A read in flight; resolves to exactly the requested bytes.
@@ -20,6 +21,7 @@ pub struct Reading {
     start: usize,
     len: usize,
     tries: u32,
+    failed: bool,
 }
 
 /// The aligned range around `len` bytes at `offset`: its offset, its length, and the start of the
@@ -57,14 +59,15 @@ pub fn start_read(file: &File, offset: u64, len: usize) -> io::Result<Option<Rea
 fn begin(file: &File, offset: u64, start: usize, len: usize, buf: Buf) -> Reading {
     let mut read = file.read_at(offset, buf);
     read.start();
-    Reading { file: file.clone(), read, offset, start, len, tries: 1 }
+    Reading { file: file.clone(), read, offset, start, len, tries: 1, failed: false }
 }
 
 /// Reads `len` bytes at `offset`; suspends for memory and for the device.
 ///
 /// # Errors
 /// `UnexpectedEof` if the file ends before the range does, `OutOfMemory` if the bytes can never fit
-/// the core's budget; otherwise the device's errors.
+/// the core's budget; otherwise the device's errors, if the range cannot be read the second time
+/// either.
 pub async fn read(file: &File, offset: u64, len: usize) -> io::Result<Slice> {
     checked_end(offset, len)?;
     let (from, whole, start) = aligned(file, offset, len);
@@ -84,6 +87,10 @@ impl Future for Reading {
             let n = match result {
                 Ok(n) => n,
                 Err(e) if e.kind() == io::ErrorKind::Interrupted && self.tries < TRIES => 0,
+                Err(_) if !self.failed && self.tries < TRIES => {
+                    self.failed = true;
+                    0
+                }
                 Err(e) => return Poll::Ready(Err(e)),
             };
             let need = self.start + self.len;
