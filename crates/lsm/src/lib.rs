@@ -40,6 +40,7 @@ mod options;
 mod range_tombstones;
 mod read;
 mod recycled_tables;
+mod slots;
 mod stored_options;
 mod table;
 mod table_memory;

@@ -94,9 +94,13 @@ mod tests {
             .map(|&(first, low, last, high)| {
                 let (smallest, largest) = (internal(first, low), internal(last, high));
                 let meta = FileMeta { smallest, largest, ..file_meta(7, b"", b"", (0, 0)) };
-                Slot::Broken { meta, error: Error::new(Kind::Corruption, "not opened") }
+                Slot::Broken {
+                    meta: Box::new(meta),
+                    error: Error::new(Kind::Corruption, "not opened"),
+                }
             })
             .collect();
+        let slots = crate::slots::Slots::from(slots);
         let level = Level::of((0..tables.len() as u32).collect(), &slots);
         let version = Version { families: Vec::new(), slots, epoch: 0 };
         (version, vec![Level::default(), level])

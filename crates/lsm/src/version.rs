@@ -11,6 +11,7 @@ use crate::error::{Error, Kind, Result};
 use crate::family_options::FamilyOptions;
 use crate::mem::Mem;
 use crate::merge_operator::FamilyMerge;
+use crate::slots::Slots;
 use crate::table::Table;
 use crate::table_options::TableOptions;
 
@@ -28,7 +29,7 @@ pub(crate) struct Level {
 
 impl Level {
     /// A level of tables that are in order.
-    pub fn of(tables: Vec<u32>, slots: &[Slot]) -> Level {
+    pub fn of(tables: Vec<u32>, slots: &Slots) -> Level {
         let mut level = Level::default();
         for slot in tables {
             level.push(slot, &slots[slot as usize]);
@@ -37,7 +38,7 @@ impl Level {
     }
 
     /// A level of tables in any order that do not overlap.
-    pub fn sorted(mut tables: Vec<u32>, slots: &[Slot], comparator: Comparator) -> Level {
+    pub fn sorted(mut tables: Vec<u32>, slots: &Slots, comparator: Comparator) -> Level {
         let smallest = |slot: u32| -> &[u8] { &slots[slot as usize].meta().smallest };
         tables.sort_by(|&a, &b| comparator.cmp_internal(smallest(a), smallest(b)));
         Level::of(tables, slots)
@@ -49,6 +50,59 @@ impl Level {
         self.largest_ends.push(self.largest.len() as u32);
         self.bytes += slot.meta().size_bytes;
         self.compensated_bytes += slot.compensated_bytes();
+    }
+
+    /// This sorted level with tables removed and others added, which do not overlap the rest.
+    /// Looks only at these.
+    pub fn edited(
+        &self,
+        slots: &Slots,
+        comparator: Comparator,
+        removed: &[u32],
+        added: &[u32],
+    ) -> Level {
+        let meta = |slot: u32| slots[slot as usize].meta();
+        let gone = removed.iter().map(|&slot| (self.find(comparator, &meta(slot).largest), None));
+        let mut new = added.to_vec();
+        new.sort_by(|&a, &b| comparator.cmp_internal(&meta(a).smallest, &meta(b).smallest));
+        let new = new.iter().map(|&slot| (self.find(comparator, &meta(slot).smallest), Some(slot)));
+        let mut edits: Vec<(usize, Option<u32>)> = new.chain(gone).collect();
+        // A new table comes before the removed one at its place.
+        edits.sort_by_key(|&(at, new)| (at, new.is_none()));
+        let mut level = Level::default();
+        let mut at = 0;
+        for (to, new) in edits {
+            level.copy(self, at, to);
+            at = at.max(to);
+            match new {
+                Some(slot) => level.push(slot, &slots[slot as usize]),
+                None => at = to + 1,
+            }
+        }
+        level.copy(self, at, self.slots.len());
+        let of = |slots_of: &[u32], bytes: fn(&Slot) -> u64| -> u64 {
+            slots_of.iter().map(|&slot| bytes(&slots[slot as usize])).sum()
+        };
+        let compensated = Slot::compensated_bytes;
+        let size = |slot: &Slot| slot.meta().size_bytes;
+        level.bytes = self.bytes + of(added, size) - of(removed, size);
+        level.compensated_bytes =
+            self.compensated_bytes + of(added, compensated) - of(removed, compensated);
+        level
+    }
+
+    /// Appends the tables of another level from one index to before another.
+    fn copy(&mut self, other: &Level, from: usize, to: usize) {
+        if from >= to {
+            return;
+        }
+        self.slots.extend_from_slice(&other.slots[from..to]);
+        let start = if from == 0 { 0 } else { other.largest_ends[from - 1] };
+        let end = other.largest_ends[to - 1];
+        let moved = self.largest.len() as u32;
+        self.largest.extend_from_slice(&other.largest[start as usize..end as usize]);
+        let ends = &other.largest_ends[from..to];
+        self.largest_ends.extend(ends.iter().map(|end| end - start + moved));
     }
 
     /// Bytes of its tables.
@@ -115,7 +169,7 @@ pub(crate) enum Slot {
     Open(Arc<Table>),
     /// It could not be opened. Reads that need it get this error; the rest stays readable.
     Broken {
-        meta: FileMeta,
+        meta: Box<FileMeta>,
         error: Error,
     },
     /// Unused: no level names it.
@@ -154,7 +208,7 @@ impl Slot {
 #[derive(Clone)]
 pub(crate) struct Version {
     pub families: Vec<Family>,
-    pub slots: Vec<Slot>,
+    pub slots: Slots,
     /// The number of versions before it since the opening.
     pub epoch: u64,
 }
@@ -172,17 +226,7 @@ impl Version {
 
     /// Puts a table into a free slot.
     pub fn put(&mut self, table: Table) -> u32 {
-        let slot = Slot::Open(Arc::new(table));
-        match self.slots.iter().position(|slot| matches!(slot, Slot::Free)) {
-            Some(free) => {
-                self.slots[free] = slot;
-                free as u32
-            }
-            None => {
-                self.slots.push(slot);
-                (self.slots.len() - 1) as u32
-            }
-        }
+        self.slots.put(Slot::Open(Arc::new(table)))
     }
 
     /// The MANIFEST's record of a file.
@@ -269,4 +313,46 @@ const BLOCK_BYTES_USUAL: u64 = 8 << 10;
 /// The user key of an internal key of the MANIFEST, which was checked to be long enough.
 pub(crate) fn user_key(internal: &[u8]) -> &[u8] {
     &internal[..internal.len().saturating_sub(KEY_TRAILER_BYTES)]
+}
+
+#[cfg(test)]
+mod tests {
+    use reactor::sim::Rng;
+
+    use super::*;
+
+    #[test]
+    fn an_edited_level_is_the_one_that_is_sorted_anew() {
+        let mut rng = Rng::new(7);
+        for _ in 0..200 {
+            let mut slots = Slots::default();
+            let order = Comparator::Bytewise;
+            let count = rng.below(30) as u8;
+            let mut file = |first: u8, last: u8| {
+                let meta = rocksfmt::testing::file_meta(first.into(), &[first], &[last], (9, 1));
+                slots
+                    .put(Slot::Broken { meta: Box::new(meta), error: Error::new(Kind::Io, "none") })
+            };
+            let old: Vec<u32> = (0..count).map(|n| file(4 * n, 4 * n + 3)).collect();
+            let from = rng.below(u64::from(count) + 1) as u8;
+            let to = from + rng.below(u64::from(count - from) + 1) as u8;
+            // The removed files become as many, more or fewer.
+            let new: Vec<u32> =
+                (4 * from..4 * to).filter(|_| rng.coin()).map(|n| file(n, n)).collect();
+            let removed = &old[from.into()..to.into()];
+            let level = Level::sorted(old.clone(), &slots, order);
+            let edited = level.edited(&slots, order, removed, &new);
+            let rest = old.iter().copied().filter(|slot| !removed.contains(slot));
+            let anew = Level::sorted(rest.chain(new).collect(), &slots, order);
+            assert_eq!(edited.slots, anew.slots);
+            assert_eq!(
+                (&edited.largest, &edited.largest_ends),
+                (&anew.largest, &anew.largest_ends)
+            );
+            assert_eq!(
+                (edited.bytes, edited.compensated_bytes),
+                (anew.bytes, anew.compensated_bytes)
+            );
+        }
+    }
 }

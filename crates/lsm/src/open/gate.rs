@@ -26,6 +26,7 @@ use rocksfmt::{FileName, ManifestState};
 use crate::error::{Error, Kind, Result};
 use crate::merge_operator::MergeOperator;
 use crate::open::create::{CURRENT_DRAFT, FIRST_OPTIONS};
+use crate::slots::Slots;
 use crate::stored_options::{OLDEST, StoredOptions};
 use crate::table_options::TableOptions;
 use crate::version::{Family, Slot};
@@ -64,7 +65,7 @@ pub(crate) struct Found<'a> {
     /// The largest sequence found.
     pub last_sequence: u64,
     pub families: &'a [Family],
-    pub slots: &'a [Slot],
+    pub slots: &'a Slots,
     /// Live blob files that exist but cannot be opened, and why.
     pub unreadable_blobs: &'a [String],
     /// The merge operator that the caller wants.
@@ -165,7 +166,7 @@ pub(crate) fn check(found: &Found<'_>, consent: Consent) -> Result<Vec<String>> 
     if let Some(what) = found.families.iter().find_map(|family| found.choice_of_family(family)) {
         return unsupported(what);
     }
-    for slot in found.slots {
+    for slot in found.slots.iter() {
         let Slot::Broken { error, .. } = slot else { continue };
         match error.kind() {
             Kind::Corruption if consent.salvage => {}
@@ -433,7 +434,7 @@ mod tests {
             manifest: &manifest,
             last_sequence: 100,
             families: &[family],
-            slots: &[],
+            slots: &Slots::default(),
             unreadable_blobs: &[],
             merge_operator: None,
             unread: &BTreeSet::new(),

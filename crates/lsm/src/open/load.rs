@@ -32,6 +32,7 @@ use crate::open::recovery_plan::{Listed, RecoveryPlan};
 use crate::open::wal_replay::Replayed;
 use crate::options::{OpenOptions, WriteOptions};
 use crate::recycled_tables::RecycledTables;
+use crate::slots::Slots;
 use crate::stored_options::StoredOptions;
 use crate::table::Table;
 use crate::table_memory::TableMemory;
@@ -279,7 +280,7 @@ impl<'a> Loader<'a> {
         plan: &RecoveryPlan,
         tables: Vec<(FileMeta, Comparator)>,
         memory: &Arc<TableMemory>,
-    ) -> Result<Vec<Slot>> {
+    ) -> Result<Slots> {
         let names: Vec<String> = tables
             .iter()
             .map(|(meta, _)| plan.tables.get(&meta.number).cloned().unwrap_or_default())
@@ -303,7 +304,7 @@ impl<'a> Loader<'a> {
                             Table::open(&core, &dir, &name, meta.clone(), comparator, &memory);
                         let slot = match table.await {
                             Ok(table) => Slot::Open(Arc::new(table)),
-                            Err(error) => Slot::Broken { meta, error },
+                            Err(error) => Slot::Broken { meta: Box::new(meta), error },
                         };
                         slots.borrow_mut()[at] = Some(slot);
                     }
@@ -323,7 +324,7 @@ impl<'a> Loader<'a> {
                 self.warnings.push(error.to_string());
             }
         }
-        Ok(slots)
+        Ok(slots.into())
     }
 }
 
@@ -338,7 +339,7 @@ fn refusal(family: &ColumnFamily, stored_options: &StoredOptions) -> Option<Erro
 }
 
 /// The merge operator of a family.
-fn merge_operator(family: &Family, slots: &[Slot], stored_options: &StoredOptions) -> FamilyMerge {
+fn merge_operator(family: &Family, slots: &Slots, stored_options: &StoredOptions) -> FamilyMerge {
     let own = family.levels.iter().flat_map(|level| &level.slots);
     let tables = own.filter_map(|&slot| match &slots[slot as usize] {
         Slot::Open(table) => Some(&table.properties),

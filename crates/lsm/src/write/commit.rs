@@ -15,7 +15,7 @@ use crate::file_list::{FileList, FilePrefix};
 use crate::mem::live::{LiveWriter, TOMBSTONES_MAX};
 use crate::mutant::mutant;
 use crate::options::WriteOptions;
-use crate::version::{Level, Slot, Version};
+use crate::version::{Level, Version};
 use crate::write::blob_garbage;
 use crate::write::ingest::{self, Ingesting};
 use crate::write::job;
@@ -359,7 +359,7 @@ impl Commit<'_> {
         }
         turn.change(edits, |version| {
             for &slot in &slots {
-                version.slots[slot as usize] = Slot::Free;
+                version.slots.free(slot);
             }
             for family in version.families.iter_mut().filter(|family| ids.contains(&family.id)) {
                 family.mems.truncate(1);

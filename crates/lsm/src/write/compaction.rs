@@ -530,26 +530,24 @@ fn replace(
     }
     let Some(at) = version.families.iter().position(|family| family.id == id) else { return };
     let comparator = version.families[at].comparator;
+    let slots = &version.slots;
     let levels = &mut version.families[at].levels;
     levels.resize_with(levels.len().max(plan.output + 1), Level::default);
-    let without = |level: &Level, gone: &[u32]| -> Vec<u32> {
-        level.slots.iter().copied().filter(|slot| !gone.contains(slot)).collect()
-    };
-    let mut start = without(&levels[plan.start], &plan.inputs);
-    if plan.start == 0 {
+    let start = &levels[plan.start];
+    levels[plan.start] = if plan.start == 0 {
         // In the place of the run: files that came meanwhile are newer.
-        let slots = &levels[0].slots;
-        let older = slots.iter().rposition(|slot| plan.inputs.contains(slot));
-        let older = slots[older.map_or(0, |last| last + 1)..].len();
-        start.splice(start.len() - older..start.len() - older, staying);
-    }
-    let mut output = without(&levels[plan.output], &plan.overlapped);
-    output.extend(new);
-    levels[plan.start] = Level::of(start, &version.slots);
-    levels[plan.output] = Level::sorted(output, &version.slots, comparator);
+        let oldest = start.slots.iter().rposition(|slot| plan.inputs.contains(slot));
+        let (newer, older) = start.slots.split_at(oldest.map_or(0, |last| last + 1));
+        let newer = newer.iter().copied().filter(|slot| !plan.inputs.contains(slot));
+        Level::of(newer.chain(staying).chain(older.iter().copied()).collect(), slots)
+    } else {
+        start.edited(slots, comparator, &plan.inputs, &[])
+    };
+    let output = &levels[plan.output];
+    levels[plan.output] = output.edited(slots, comparator, &plan.overlapped, &new);
     if !plan.moves {
         for (_, slot) in plan.files() {
-            version.slots[slot as usize] = Slot::Free;
+            version.slots.free(slot);
         }
     }
 }

@@ -9,6 +9,7 @@ use rocksfmt::{ValueType, pack};
 
 use super::*;
 use crate::error::{Error, Kind};
+use crate::slots::Slots;
 use crate::version::{Level, Slot};
 use crate::write::merge::below::Below;
 
@@ -171,10 +172,11 @@ impl Levels {
     /// The slots are in the order of the files.
     fn version(&self) -> Version {
         let slot = |(number, file): (usize, Arc<File>)| Slot::Broken {
-            meta: file.meta(number, self.order),
+            meta: Box::new(file.meta(number, self.order)),
             error: Error::new(Kind::Io, "a file that is never read"),
         };
         let slots: Vec<Slot> = self.all().into_iter().enumerate().map(slot).collect();
+        let slots = Slots::from(slots);
         let mut numbers = 0..slots.len() as u32;
         let levels = self
             .files
