@@ -29,13 +29,10 @@ const OF_MANIFEST: [&str; 3] =
     ["manifest_is_written_at_once", "new_manifest_is_not_synced", "old_manifest_goes_first"];
 
 /// Flaws that the scenario of copies finds.
-const OF_COPIES: [Flaw; 6] = [
+const OF_COPIES: [Flaw; 3] = [
     Flaw::Mutant("copied_names_are_not_synced"),
     Flaw::Mutant("held_files_are_recycled"),
     Flaw::Mutant("spares_are_shared"),
-    Flaw::Mutant("ingestion_leaves_memtables"),
-    Flaw::NoSync("shared_checksum"),
-    Flaw::NoSync(".dbtmp"),
 ];
 
 #[test]
