@@ -47,7 +47,7 @@ pub(super) async fn examine(
     let table = Table::open(core, dir, &name, meta.clone(), family.comparator, &memory).await?;
     let alone = Version {
         families: version.families.clone(),
-        slots: vec![Slot::Open(Arc::new(table))],
+        slots: vec![Slot::Open(Arc::new(table))].into(),
         epoch: 0,
     };
     (meta.smallest, meta.largest) =
