@@ -19,8 +19,8 @@
 //! [`checkpoint`] and [`BackupDir`] copy a database, whether it is open or not.
 //!
 //! The crate has rooms, and imports point one way: `inspect` and `copy` use `open`, `open` uses
-//! `write`, `write` uses `read`, and all use the files at the top: errors, options, tables, memtables,
-//! versions, and [`Db`], the state that cores share.
+//! `write`, `write` uses `read`, and all use the files at the top: errors, options, tables,
+//! memtables, versions, and [`Db`], the state that cores share.
 
 #![forbid(unsafe_code)]
 

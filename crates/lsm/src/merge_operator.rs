@@ -295,7 +295,8 @@ impl FamilyMerge {
 impl FromStr for MergeOperator {
     type Err = Error;
 
-    /// Parses an id or a class name, or `{id=...;delimiter=...;}`. The default delimiter is a comma.
+    /// Parses an id or a class name, or `{id=...;delimiter=...;}`. The default delimiter is a
+    /// comma.
     fn from_str(text: &str) -> Result<MergeOperator> {
         let mut id = text.trim();
         let mut delimiter = ",";

@@ -58,9 +58,9 @@ pub struct WriteOptions {
     /// Length at which the MANIFEST is replaced by one that holds the present state only, in
     /// bytes. RocksDB's `max_manifest_file_size` from OPTIONS applies if it is smaller.
     pub manifest_bytes: u64,
-    /// The merge operator of the default column family. It is recorded when the database is created.
-    /// Another one than the database has is refused. Without this option, the database's own
-    /// applies.
+    /// The merge operator of the default column family. It is recorded when the database is
+    /// created. Another one than the database has is refused. Without this option, the
+    /// database's own applies.
     pub merge_operator: Option<MergeOperator>,
     /// RocksDB's options of the default column family by their names (`target_file_size_base`,
     /// ...), for a database that is created. An existing one keeps its own.

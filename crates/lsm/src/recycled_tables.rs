@@ -61,8 +61,8 @@ pub(crate) struct RecycledTables {
 const FADE: u64 = 8;
 
 impl RecycledTables {
-    /// The limit of their bytes: those of the largest of the recent merges. None of them needed more
-    /// for its outputs.
+    /// The limit of their bytes: those of the largest of the recent merges. None of them needed
+    /// more for its outputs.
     pub fn bytes_max(&self) -> u64 {
         self.job_bytes.load(Ordering::Relaxed)
     }

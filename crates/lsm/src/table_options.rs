@@ -269,8 +269,8 @@ fn parsed<T: FromStr>(family: &str, key: &str, value: &str) -> Result<T, String>
 }
 
 /// Thousandths of a bit of filter for each key, by the name of a filter policy: `bloomfilter:9.9`.
-/// A Ribbon policy states the bits of a Bloom filter of the same accuracy. Newer versions of RocksDB
-/// do not state the bits; policies of users have none that are known here.
+/// A Ribbon policy states the bits of a Bloom filter of the same accuracy. Newer versions of
+/// RocksDB do not state the bits; policies of users have none that are known here.
 fn filter_millibits(policy: &str) -> u64 {
     const BITS_USUAL: f64 = 10.0;
     let name = policy.trim_start_matches('{').split(';').next().unwrap_or_default();

@@ -104,7 +104,8 @@ pub enum KvCommand {
         /// The format of the entries: text, hex, json or resp
         #[arg(long, value_name = "FORMAT", value_parser = style(), default_value = "text")]
         format: Style,
-        /// Continue an interrupted import of sorted entries: skip those up to the database's last key
+        /// Continue an interrupted import of sorted entries: skip those up to the database's last
+        /// key
         #[arg(long, conflicts_with = "connect")]
         resume: bool,
         /// Where to write.

@@ -25,8 +25,8 @@ const BATCHES: usize = 8;
 
 /// Sorted entries of at least this many bytes are loaded into tables directly.
 const LOAD_BYTES_MIN: usize = 1 << 20;
-/// Bytes of entries after which a load is made durable, so that an interrupted import can be resumed
-/// from there.
+/// Bytes of entries after which a load is made durable, so that an interrupted import can be
+/// resumed from there.
 const LOAD_BYTES: u64 = 256 << 20;
 
 /// A database opened for writing.
@@ -88,9 +88,9 @@ pub fn delete(keys: Vec<Vec<u8>>, target: Target) -> Result<u64, Failure> {
     })
 }
 
-/// `kv import --data`. Sorted entries beyond all keys of the database become tables directly. Others
-/// are written in batches, which are not flushed to the disk separately; one flush at the end covers
-/// all.
+/// `kv import --data`. Sorted entries beyond all keys of the database become tables directly.
+/// Others are written in batches, which are not flushed to the disk separately; one flush at the
+/// end covers all.
 pub fn import(input: Input, resume: bool, target: Target) -> Result<Imported, Failure> {
     let io = target.io;
     on_core(io, async move |core| {

@@ -1,5 +1,5 @@
-//! `kv ingest`: this process verifies the files and puts them into the database's directory; a node,
-//! or this process, adds them to the database.
+//! `kv ingest`: this process verifies the files and puts them into the database's directory; a
+//! node, or this process, adds them to the database.
 
 use std::path::{Path, PathBuf};
 use std::time::Instant;

@@ -10,8 +10,8 @@
 //! 3. If something is unknown, or other changes wait for one of the keys or for the same
 //!    connection, the change becomes a [`job`]: it joins the queues of all its keys, reads when it
 //!    is first at each of them, and is made when it is the first of its connection ([`turns`]). So
-//!    a connection's changes read at the same time and are made one after the other.
-//!    `FLUSHDB` and `MR.DELRANGE` ([`delete_range`]) hold later changes back until they are made.
+//!    a connection's changes read at the same time and are made one after the other. `FLUSHDB` and
+//!    `MR.DELRANGE` ([`delete_range`]) hold later changes back until they are made.
 //! 4. When the engine reports that a batch is durable and visible, its answers are ready. An answer
 //!    that needed no write waits for all writes before it, because it may depend on them. When all
 //!    commands of a parcel have theirs ([`answers`]), the answers are sent back.

@@ -72,8 +72,8 @@ impl Mem {
         }
     }
 
-    /// The largest sequence, at most `snapshot`, of a range tombstone that covers the user key; 0 if
-    /// there is none.
+    /// The largest sequence, at most `snapshot`, of a range tombstone that covers the user key; 0
+    /// if there is none.
     #[inline]
     pub fn max_tombstone(&self, user_key: &[u8], snapshot: u64) -> u64 {
         match self {

@@ -102,8 +102,8 @@ impl Covering {
         newest
     }
 
-    /// Of the ranges around a key in which everything up to `data_sequence` is deleted, the one that
-    /// reaches farthest in a direction.
+    /// Of the ranges around a key in which everything up to `data_sequence` is deleted, the one
+    /// that reaches farthest in a direction.
     pub fn cover<'a>(
         &'a self,
         version: &'a Version,

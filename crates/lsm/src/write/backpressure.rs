@@ -5,9 +5,9 @@
 //!
 //! 1. *Paced.* Flushes and merges run at a rate at which they end in time, and no faster: their
 //!    reads and writes queue in the device before the log's groups. A flush may take half the time
-//!    that the next memtables take to fill; merges work off the debt by the time that level 0 has as
-//!    many files as an overload settles at. Above that, with two generations of memtables waiting,
-//!    when writing ends, and before the first memtables have filled, there is no rate
+//!    that the next memtables take to fill; merges work off the debt by the time that level 0 has
+//!    as many files as an overload settles at. Above that, with two generations of memtables
+//!    waiting, when writing ends, and before the first memtables have filled, there is no rate
 //!    ([`WriteState::set_paces`]; `pace.rs` keeps to the rate).
 //! 2. *Delayed.* Each group of batches is delayed by what its bytes take at the rate that debt
 //!    allows (`controller.rs` has the law; [`WriteState::delay`]).

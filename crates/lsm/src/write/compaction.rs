@@ -109,9 +109,9 @@ impl Merges {
         self.running.borrow().iter().map(|job| job.parts).sum()
     }
 
-    /// Keeps jobs from writing to a range of user keys of a level below level 0, until the result is
-    /// dropped; `None` if one does so already. Without it a job could make a table that reaches over
-    /// tables that are added there meanwhile.
+    /// Keeps jobs from writing to a range of user keys of a level below level 0, until the result
+    /// is dropped; `None` if one does so already. Without it a job could make a table that
+    /// reaches over tables that are added there meanwhile.
     pub fn reserve(
         &self,
         family: &Family,

@@ -5,17 +5,17 @@
 //!
 //! - files of level 0: 0 at `level0_file_num_compaction_trigger`, ½ at half of
 //!   `level0_slowdown_writes_trigger`, 1 at `level0_stop_writes_trigger`, linear in between;
-//! - bytes that merges are behind ([`Shape::debt`](crate::write::picker::Shape::debt)): 0 at half of
-//!   the family's bytes (1 GiB if that is more), ½ at twice, 1 at four times as many; or earlier,
-//!   at `soft_pending_compaction_bytes_limit` and `hard_pending_compaction_bytes_limit`.
+//! - bytes that merges are behind ([`Shape::debt`](crate::write::picker::Shape::debt)): 0 at half
+//!   of the family's bytes (1 GiB if that is more), ½ at twice, 1 at four times as many; or
+//!   earlier, at `soft_pending_compaction_bytes_limit` and `hard_pending_compaction_bytes_limit`.
 //!
 //! *Drain* is the rate at which bytes leave level 0, smoothed over some seconds. It is what the
 //! database can take for long.
 //!
-//! The rate is unlimited below pressure ¼; twice the drain at ¼; the drain at ½; and a quarter of it
-//! at 1, linear in between. So a load above what the database can take settles at pressure ½, with
-//! a short level 0, and no write ever waits for a whole merge: each group is delayed by as much as
-//! its bytes take at the rate, at most [`DELAY_MAX_NS`].
+//! The rate is unlimited below pressure ¼; twice the drain at ¼; the drain at ½; and a quarter of
+//! it at 1, linear in between. So a load above what the database can take settles at pressure ½,
+//! with a short level 0, and no write ever waits for a whole merge: each group is delayed by as
+//! much as its bytes take at the rate, at most [`DELAY_MAX_NS`].
 //!
 //! The same for memtables: when all of them but the one that is written to wait to be flushed, the
 //! rate falls with the room that is left in it, relative to the rate of flushes.

@@ -32,9 +32,9 @@ pub struct CompactionLimits {
 }
 
 impl Writer {
-    /// Compacts all keys from `from` (inclusive) to `to` (exclusive) into the deepest level that has
-    /// any of them, level by level. Writes go on meanwhile, and what they add may stay above.
-    /// Suspends until it is done.
+    /// Compacts all keys from `from` (inclusive) to `to` (exclusive) into the deepest level that
+    /// has any of them, level by level. Writes go on meanwhile, and what they add may stay
+    /// above. Suspends until it is done.
     ///
     /// # Errors
     /// [`Kind::UnknownColumnFamily`]; [`Kind::Full`] or [`Kind::Memory`] if a merge found no space

@@ -19,8 +19,8 @@ const FILE_BYTES_MIN: u64 = 4 << 20;
 const PIECE: usize = 16 << 10;
 
 /// Bytes of index and filter above which both have two levels even if the options do not say so:
-/// these, or what is left of the memory of tables if that is less, because what does not fit is read
-/// on demand. A table writer holds eight bytes for each key of an undivided filter.
+/// these, or what is left of the memory of tables if that is less, because what does not fit is
+/// read on demand. A table writer holds eight bytes for each key of an undivided filter.
 const WHOLE_BYTES_MAX: usize = 4 << 20;
 /// So many are read on demand as fast as parts of them.
 const WHOLE_BYTES_MIN: usize = 64 << 10;

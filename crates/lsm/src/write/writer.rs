@@ -202,9 +202,9 @@ impl Writer {
     /// for; returns the sequence number of its last operation.
     ///
     /// # Errors
-    /// - [`Kind::UnknownColumnFamily`]; [`Kind::Unsupported`] for a range whose end comes before its
-    ///   start, and for merges in a family without a merge operator; [`Kind::Memory`] for a batch of
-    ///   more than 256 MiB.
+    /// - [`Kind::UnknownColumnFamily`]; [`Kind::Unsupported`] for a range whose end comes before
+    ///   its start, and for merges in a family without a merge operator; [`Kind::Memory`] for a
+    ///   batch of more than 256 MiB.
     /// - [`Kind::Full`] when the disk has no room for it. It is not written, and neither is any
     ///   batch that was submitted after it until all refused callers have seen their refusals.
     /// - [`Kind::Io`] when the log cannot be written. It is unknown whether the batch will be there
@@ -352,10 +352,10 @@ impl Writer {
         self.write(batch).await
     }
 
-    /// Deletes a key of the default column family that was set exactly once since its last deletion;
-    /// see [`Writer::write`]. The value and the deletion cancel out when they are compacted. It must
-    /// not be used for a key that was set twice, merged, or deleted in another way: RocksDB then
-    /// shows old values again, or reports corruption.
+    /// Deletes a key of the default column family that was set exactly once since its last
+    /// deletion; see [`Writer::write`]. The value and the deletion cancel out when they are
+    /// compacted. It must not be used for a key that was set twice, merged, or deleted in
+    /// another way: RocksDB then shows old values again, or reports corruption.
     ///
     /// # Errors
     /// As for [`Writer::write`].

@@ -1,8 +1,8 @@
 //! The engine against a `BTreeMap`: random work from proptest, in a simulated world.
 //!
 //! Puts, deletes, range deletes, batches, clearings, snapshots, iterators that are held during
-//! writes, and new openings, with memtables so small that they are flushed and merged all the time. A snapshot or
-//! an iterator sees the map as it was when it was taken.
+//! writes, and new openings, with memtables so small that they are flushed and merged all the time.
+//! A snapshot or an iterator sees the map as it was when it was taken.
 
 use std::collections::BTreeMap;
 use std::ops::Bound;

@@ -1,5 +1,5 @@
-//! Range deletes: what they delete, through memtables, logs, tables and merges, and what a scan over
-//! a deleted range costs.
+//! Range deletes: what they delete, through memtables, logs, tables and merges, and what a scan
+//! over a deleted range costs.
 
 use std::path::Path;
 

@@ -2,8 +2,8 @@
 //!
 //! As with a file's bytes there are visible names, durable names, and the changes between the two.
 //! A sync of a directory makes its own changes durable, and no other directory's. A rename is one
-//! change: it is kept or lost as a whole. So is the rename of a directory, with all names in it that
-//! are durable then.
+//! change: it is kept or lost as a whole. So is the rename of a directory, with all names in it
+//! that are durable then.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};

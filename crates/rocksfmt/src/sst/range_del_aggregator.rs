@@ -1,13 +1,13 @@
 //! The range tombstones of a flush or a compaction: which entries they delete, and which of them
 //! the output keeps.
 //!
-//! 1. [`RangeDelAggregator::add`] takes every tombstone of the inputs, in any order. Those of a file
-//!    count only within the bounds of the file's atomic unit: [`clip`] them first.
-//! 2. [`RangeDelAggregator::finish`] cuts them into fragments: ranges that do not overlap, each with
-//!    the sequences of its tombstones. Of the tombstones that the same readers see, each fragment
-//!    keeps only the newest.
-//! 3. [`Fragments::max_sequence`] says what is deleted, as keys ascend. An entry may be dropped only
-//!    if a tombstone of the same stripe covers it: every reader that sees one sees the other.
+//! 1. [`RangeDelAggregator::add`] takes every tombstone of the inputs, in any order. Those of a
+//!    file count only within the bounds of the file's atomic unit: [`clip`] them first.
+//! 2. [`RangeDelAggregator::finish`] cuts them into fragments: ranges that do not overlap, each
+//!    with the sequences of its tombstones. Of the tombstones that the same readers see, each
+//!    fragment keeps only the newest.
+//! 3. [`Fragments::max_sequence`] says what is deleted, as keys ascend. An entry may be dropped
+//!    only if a tombstone of the same stripe covers it: every reader that sees one sees the other.
 //! 4. [`Fragments::between`] gives the fragments of one output file, cut to the user keys at which
 //!    the output is cut. The file's largest key is then the exclusive sentinel, which
 //!    [`SstBuilder`](crate::SstBuilder) writes. The versions of a user key must be in one file.

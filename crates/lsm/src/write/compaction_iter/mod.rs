@@ -15,8 +15,8 @@
 //! The caller knows the data around the inputs ([`Around`]): the range tombstones of the inputs,
 //! clipped to their files' bounds, and whether deeper levels may hold a key. The inputs must
 //! contain *all* versions of their keys in their levels that are older than the newest one: a clean
-//! cut. With [`Place::Bottommost`] no deeper data exists at all, and the caller also drops the range
-//! tombstones that every reader sees.
+//! cut. With [`Place::Bottommost`] no deeper data exists at all, and the caller also drops the
+//! range tombstones that every reader sees.
 //!
 //! # Rules
 //!

@@ -1,8 +1,8 @@
 //! Merging the inputs of a plan into new tables: the job that runs on another core.
 //!
-//! Of the versions of a key, those that a reader may still see are kept (`compaction_iter`). A file's range
-//! tombstones apply within its bounds only: they are truncated to the bounds of the file they come
-//! from, and to those of the files that the merge makes.
+//! Of the versions of a key, those that a reader may still see are kept (`compaction_iter`). A
+//! file's range tombstones apply within its bounds only: they are truncated to the bounds of the
+//! file they come from, and to those of the files that the merge makes.
 //!
 //! A large merge is split into ranges of keys, which run on several cores. `sources` reads the
 //! inputs as one sequence, `output` ends tables where later merges will find them cheap, `below`

@@ -3,8 +3,8 @@
 //!
 //! 1. [`shape`] gives each level its target size, and a score that says how urgent it is.
 //! 2. Levels are tried in the order of their scores. [`level0`] takes all files of level 0 that can
-//!    be merged. For deeper levels [`levels`] chooses the file that overlaps least of the next level
-//!    for its size; files full of tombstones count as larger, so they come early.
+//!    be merged. For deeper levels [`levels`] chooses the file that overlaps least of the next
+//!    level for its size; files full of tombstones count as larger, so they come early.
 //! 3. The inputs grow until no user key has versions both in an input and in a file of the same
 //!    level that is not one ([`inputs`], a clean cut). Files that overlap nothing below only move.
 //!
@@ -12,8 +12,8 @@
 //!
 //! - A file is an input of one job at most.
 //! - Two jobs with the same output level have disjoint ranges of user keys.
-//! - One job at a time takes files out of level 0, and no file lies in a level between its start and
-//!   its output.
+//! - One job at a time takes files out of level 0, and no file lies in a level between its start
+//!   and its output.
 //!
 //! The rules are RocksDB's (`LevelCompactionBuilder`), with two differences: an output never ends
 //! between two versions of a user key, and files that cannot be read are left alone, with what must
@@ -43,7 +43,8 @@ pub(crate) struct Plan {
     pub start: usize,
     /// The level of the outputs.
     pub output: usize,
-    /// Files of the start level: of level 0 the newest first, of others in the order of their keys.
+    /// Files of the start level: of level 0 the newest first, of others in the order of their
+    /// keys.
     pub inputs: Vec<u32>,
     /// Files of the output level that the inputs overlap, in the order of their keys.
     pub overlapped: Vec<u32>,
