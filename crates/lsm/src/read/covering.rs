@@ -82,20 +82,27 @@ impl Covering {
         let order = self.comparator;
         let mut newest = 0;
         let (mut from, mut to): (Option<Vec<u8>>, Option<Vec<u8>>) = (None, None);
+        let mut limit = |start: Option<&[u8]>, end: Option<&[u8]>| {
+            if let Some(start) = start
+                && from.as_deref().is_none_or(|from| order.cmp_user(start, from).is_gt())
+            {
+                from = Some(start.to_vec());
+            }
+            if let Some(end) = end
+                && to.as_deref().is_none_or(|to| order.cmp_user(end, to).is_lt())
+            {
+                to = Some(end.to_vec());
+            }
+        };
         for set in &self.sets {
             for tombstones in near(set, order, version, key) {
                 let Stretch { sequence, start, end } = tombstones.stretch(key, self.sequence);
                 newest = newest.max(sequence);
-                if let Some(start) = start
-                    && from.as_deref().is_none_or(|from| order.cmp_user(start, from).is_gt())
-                {
-                    from = Some(start.to_vec());
-                }
-                if let Some(end) = end
-                    && to.as_deref().is_none_or(|to| order.cmp_user(end, to).is_lt())
-                {
-                    to = Some(end.to_vec());
-                }
+                limit(start, end);
+            }
+            if let Set::Tables(slots) = set {
+                let (start, end) = searched(slots, order, version, key);
+                limit(start, end);
             }
         }
         self.last = Known { newest, from, to };
@@ -122,6 +129,20 @@ impl Covering {
                 Direction::Backward => order.cmp_user(b.start, a.start),
             })
     }
+}
+
+/// The keys from the first to before the second: [`near`] has all tables of a level that may cover
+/// them. `None` for no limit.
+fn searched<'a>(
+    slots: &[u32],
+    order: Comparator,
+    version: &'a Version,
+    key: &[u8],
+) -> (Option<&'a [u8]>, Option<&'a [u8]>) {
+    let smallest = |slot: u32| user_key(&version.meta(slot).smallest);
+    let after = slots.partition_point(|&slot| order.cmp_user(smallest(slot), key).is_le());
+    let start = if after > 2 { Some(smallest(slots[after - 1])) } else { None };
+    (start, slots.get(after + 1).map(|&slot| smallest(slot)))
 }
 
 /// The tombstones of a set that may cover a key or limit the range around it.

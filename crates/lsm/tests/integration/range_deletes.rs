@@ -178,3 +178,44 @@ fn a_scan_skips_deleted_ranges() {
         }
     });
 }
+
+/// What is known around one key does not hold for keys of tables farther away.
+#[test]
+fn an_iterator_of_a_snapshot_sees_the_ranges_of_every_table_of_a_level() {
+    let dir = fresh_dir("ranges_of_a_level");
+    on_one_core(move |core| {
+        let path = dir.clone();
+        async move {
+            let options = WriteOptions {
+                durability: Durability::Process,
+                column_family_options: [("target_file_size_base".into(), "4000".into())].into(),
+                ..WriteOptions::default()
+            };
+            let open = Db::open_for_writing(&core, &path, OpenOptions::default(), options);
+            let (db, writer) = open.await.unwrap();
+            let reader = db.attach(&core);
+            for n in 0..200 {
+                writer.put(&key(n), &[7; 200]).await.unwrap();
+            }
+            writer.compact(0, None, None).await.unwrap();
+            let before = reader.snapshot().unwrap();
+            writer.delete_range(0, &key(0), &key(50)).await.unwrap();
+            let after = reader.snapshot().unwrap();
+            writer.delete_range(0, &key(0), &key(200)).await.unwrap();
+            writer.compact(0, None, None).await.unwrap();
+            assert!(db.stat().column_families[0].levels.iter().any(|level| level.files > 3));
+            for (snapshot, first) in [(&before, 0), (&after, 50)] {
+                let options = IterOptions { snapshot: Some(snapshot), ..IterOptions::default() };
+                let mut iter = reader.iter(0, options).unwrap();
+                for _ in 0..2 {
+                    iter.seek_to_last().await.unwrap();
+                    assert_eq!(iter.key(), key(199));
+                    iter.seek_to_first().await.unwrap();
+                    assert_eq!(iter.key(), key(first));
+                }
+            }
+            drop((before, after));
+            writer.close().await.unwrap();
+        }
+    });
+}
