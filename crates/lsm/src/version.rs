@@ -37,13 +37,6 @@ impl Level {
         level
     }
 
-    /// A level of tables in any order that do not overlap.
-    pub fn sorted(mut tables: Vec<u32>, slots: &Slots, comparator: Comparator) -> Level {
-        let smallest = |slot: u32| -> &[u8] { &slots[slot as usize].meta().smallest };
-        tables.sort_by(|&a, &b| comparator.cmp_internal(smallest(a), smallest(b)));
-        Level::of(tables, slots)
-    }
-
     fn push(&mut self, at: u32, slot: &Slot) {
         self.slots.push(at);
         self.largest.extend_from_slice(&slot.meta().largest);
@@ -229,6 +222,19 @@ impl Version {
         self.slots.put(Slot::Open(Arc::new(table)))
     }
 
+    /// Adds tables to a level: in level 0 as the newest, below it where they do not overlap others.
+    pub fn add_tables(&mut self, id: u32, level: usize, tables: impl IntoIterator<Item = Table>) {
+        let new: Vec<u32> = tables.into_iter().map(|table| self.put(table)).collect();
+        let slots = &self.slots;
+        let Some(family) = self.families.iter_mut().find(|family| family.id == id) else { return };
+        family.levels.resize_with(family.levels.len().max(level + 1), Level::default);
+        let there = &family.levels[level];
+        family.levels[level] = match level {
+            0 => Level::of(new.into_iter().chain(there.slots.iter().copied()).collect(), slots),
+            _ => there.edited(slots, family.comparator, &[], &new),
+        };
+    }
+
     /// The MANIFEST's record of a file.
     #[inline]
     pub fn meta(&self, slot: u32) -> &FileMeta {
@@ -321,6 +327,13 @@ mod tests {
 
     use super::*;
 
+    /// A level of tables in any order that do not overlap.
+    fn sorted(mut tables: Vec<u32>, slots: &Slots, comparator: Comparator) -> Level {
+        let smallest = |slot: u32| -> &[u8] { &slots[slot as usize].meta().smallest };
+        tables.sort_by(|&a, &b| comparator.cmp_internal(smallest(a), smallest(b)));
+        Level::of(tables, slots)
+    }
+
     #[test]
     fn an_edited_level_is_the_one_that_is_sorted_anew() {
         let mut rng = Rng::new(7);
@@ -340,10 +353,10 @@ mod tests {
             let new: Vec<u32> =
                 (4 * from..4 * to).filter(|_| rng.coin()).map(|n| file(n, n)).collect();
             let removed = &old[from.into()..to.into()];
-            let level = Level::sorted(old.clone(), &slots, order);
+            let level = sorted(old.clone(), &slots, order);
             let edited = level.edited(&slots, order, removed, &new);
             let rest = old.iter().copied().filter(|slot| !removed.contains(slot));
-            let anew = Level::sorted(rest.chain(new).collect(), &slots, order);
+            let anew = sorted(rest.chain(new).collect(), &slots, order);
             assert_eq!(edited.slots, anew.slots);
             assert_eq!(
                 (&edited.largest, &edited.largest_ends),

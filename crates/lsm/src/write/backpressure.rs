@@ -32,7 +32,7 @@ use crate::version::Version;
 use crate::write::commit::GROUP_BYTES;
 use crate::write::controller::{self, Admission, Drain};
 use crate::write::pace::Pace;
-use crate::write::picker::{Memory, Picker, Plan, Shape};
+use crate::write::picker::{Memory, Picker, Plan};
 use crate::write::retry::Task;
 use crate::write::state::{Pending, Request, WriteState};
 
@@ -140,8 +140,8 @@ impl WriteState {
             let compression = self.options.compression;
             let picker =
                 Picker { version, family, left_alone, running, memory, compression, turn: 0 };
-            let sizes = picker.sizes();
-            let debt = Shape::of(options, &sizes.bytes).debt(options, &sizes);
+            let (shape, sizes) = picker.shape();
+            let debt = shape.debt(options, &sizes);
             let bytes = sizes.bytes.iter().sum();
             let files = sizes.level0_files;
             let pressure = controller::pressure(options, files, debt, bytes);

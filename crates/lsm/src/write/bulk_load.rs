@@ -22,7 +22,7 @@ use crate::error::{Error, Kind, Result};
 use crate::mem::{Mem, MemCursor};
 use crate::table::Table;
 use crate::table_options::TablePlace;
-use crate::version::{Family, Level, Version, user_key};
+use crate::version::{Family, Version, user_key};
 use crate::write::compaction::Reservation;
 use crate::write::job::{ENTRIES_AT_ONCE, Job, MadeFiles};
 use crate::write::state::WriteState;
@@ -187,7 +187,7 @@ async fn install(state: &WriteState, id: CfId, tables: &mut Vec<Table>) -> Resul
         new_files: tables.iter().map(|table| (level as u32, table.meta.clone())).collect(),
         ..VersionEdit::default()
     };
-    let changed = turn.change(vec![edit], |version| put(version, id, level, tables)).await;
+    let changed = turn.change(vec![edit], |version| version.add_tables(id, level, tables)).await;
     if let Err(error) = &changed
         && error.kind() != Kind::Full
     {
@@ -258,13 +258,4 @@ fn has_key(mem: &Mem, order: Comparator, first: &[u8], last: &[u8]) -> bool {
 pub(crate) fn bottom_level(state: &WriteState, family: &Family) -> usize {
     let levels = state.db.0.stored_options.levels(&family.name);
     levels.clamp(1, LEVELS_MAX as usize).max(family.levels.len()) - 1
-}
-
-/// Adds tables to a sorted level.
-fn put(version: &mut Version, id: CfId, level: usize, tables: Vec<Table>) {
-    let new: Vec<u32> = tables.into_iter().map(|table| version.put(table)).collect();
-    let Some(family) = version.families.iter_mut().find(|family| family.id == id) else { return };
-    family.levels.resize_with(family.levels.len().max(level + 1), Level::default);
-    let all: Vec<u32> = family.levels[level].slots.iter().copied().chain(new).collect();
-    family.levels[level] = Level::sorted(all, &version.slots, family.comparator);
 }

@@ -227,11 +227,12 @@ fn picked(state: &WriteState, version: &Version, memory: Memory) -> Option<(u32,
         let compression = state.options.compression;
         let left_alone = &left_alone;
         let picker = Picker { version, family, left_alone, running, memory, compression, turn };
-        let urgency = picker.urgency();
+        let due = picker.due();
+        let urgency = due.urgency();
         if urgency < 1.0 || best.as_ref().is_some_and(|best| best.0 >= urgency) {
             continue;
         }
-        if let Some(plan) = picker.pick() {
+        if let Some(plan) = picker.pick(&due) {
             best = Some((urgency, family.id, plan));
         }
     }

@@ -154,7 +154,7 @@ impl Sweep {
                     return Ok(Some(*plan));
                 }
                 InRange::Nothing => {
-                    let next = if self.level == 0 { picker.base() } else { self.level + 1 };
+                    let next = if self.level == 0 { picker.shape().0.base } else { self.level + 1 };
                     (self.level, self.done) = (next, None);
                 }
                 InRange::Plan(_) | InRange::Blocked => {

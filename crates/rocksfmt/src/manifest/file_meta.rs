@@ -99,22 +99,8 @@ impl FileMeta {
         let size_bytes = d.varint64("file size")?;
         let smallest = bound(d, "smallest key")?;
         let largest = bound(d, "largest key")?;
-        let mut file = FileMeta {
-            number,
-            path_id,
-            size_bytes,
-            smallest,
-            largest,
-            smallest_sequence: 0,
-            largest_sequence: 0,
-            epoch: 0,
-            oldest_blob_file: 0,
-            oldest_ancestor_time: 0,
-            creation_time: 0,
-            unique_id: [0; 2],
-            tail_bytes: 0,
-            timestamps_persisted: true,
-        };
+        let mut file =
+            FileMeta { number, path_id, smallest, largest, ..FileMeta::of_size(size_bytes) };
         if tag != tag::NEW_FILE {
             file.smallest_sequence = d.varint64("smallest sequence")?;
             file.largest_sequence = d.varint64("largest sequence")?;

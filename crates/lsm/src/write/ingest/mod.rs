@@ -30,7 +30,6 @@ use rocksfmt::{FileMeta, FileName, Properties, VersionEdit, pack, unpack};
 
 use crate::db::{CfId, NO_SNAPSHOT};
 use crate::error::{Error, Kind, Result};
-use crate::mutant::mutant;
 use crate::table::Table;
 use crate::version::{Family, Level, Version, user_key};
 use crate::write::bulk_load::{bottom_level, overlap};
@@ -227,7 +226,7 @@ fn overlaps_some(state: &WriteState, tables: &[NewTable]) -> Result<bool> {
 pub(crate) fn needs_flush(state: &WriteState, ingesting: &RefCell<Ingesting>) -> Result<bool> {
     let mut ingesting = ingesting.borrow_mut();
     ingesting.is_newer = is_newer_than_some(state, &ingesting.tables)?;
-    Ok(ingesting.is_newer && !mutant("ingestion_leaves_memtables"))
+    Ok(ingesting.is_newer)
 }
 
 /// Ends an ingestion without a change.
@@ -268,7 +267,7 @@ pub(crate) async fn install(
     }
     let changed = turn.change(edits, |version| {
         for (id, level, table) in tables {
-            put(version, id, level, table);
+            version.add_tables(id, level, [table]);
         }
     });
     match changed.await {
@@ -375,8 +374,7 @@ fn level_for<'a>(
                 && order.cmp_user(user_key(&meta.smallest), last).is_le()
         })
     };
-    let bytes = |level: &Level| level.slots.iter().map(|&slot| version.meta(slot).size_bytes).sum();
-    let bytes: Vec<u64> = family.levels.iter().map(bytes).collect();
+    let bytes: Vec<u64> = family.levels.iter().map(Level::bytes).collect();
     let base = Shape::of(&family.options, &bytes).base;
     let bottom = bottom_level(state, family);
     let free = (0..=bottom).take_while(|&at| !family.levels.get(at).is_some_and(&overlaps));
@@ -385,17 +383,4 @@ fn level_for<'a>(
     deepest_first
         .find_map(|at| Some((at, Some(state.merges.reserve(family, at, (first, last))?))))
         .unwrap_or((0, None))
-}
-
-/// Adds a table to a level.
-fn put(version: &mut Version, id: CfId, level: usize, table: Table) {
-    let slot = version.put(table);
-    let Some(family) = version.families.iter_mut().find(|family| family.id == id) else { return };
-    family.levels.resize_with(family.levels.len().max(level + 1), Level::default);
-    let there = family.levels[level].slots.iter().copied();
-    let all: Vec<u32> = std::iter::once(slot).chain(there).collect();
-    family.levels[level] = match level {
-        0 => Level::of(all, &version.slots),
-        _ => Level::sorted(all, &version.slots, family.comparator),
-    };
 }

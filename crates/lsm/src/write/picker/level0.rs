@@ -62,16 +62,9 @@ impl Memory {
 }
 
 impl Picker<'_> {
-    /// Files of level 0 that merges can reduce.
-    pub fn level0_files(&self) -> usize {
-        let base = self.base();
+    /// Files of level 0 that merges into the base can reduce.
+    pub(super) fn level0_files(&self, base: usize) -> usize {
         self.runs().map(|run| self.worthwhile(run, base).len()).max().unwrap_or(0)
-    }
-
-    /// The level that level 0 is merged into.
-    pub fn base(&self) -> usize {
-        let bytes: Vec<u64> = self.family.levels.iter().map(|level| level.bytes()).collect();
-        Shape::of(self.options(), &bytes).base
     }
 
     /// A job that merges level 0 into the base.

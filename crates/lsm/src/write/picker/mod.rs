@@ -118,6 +118,20 @@ pub(crate) struct Picker<'a> {
     pub turn: usize,
 }
 
+/// The levels of a family that are due.
+pub(crate) struct Due {
+    shape: Shape,
+    /// The most urgent first, with their scores.
+    scores: Vec<(usize, f64)>,
+}
+
+impl Due {
+    /// The score of the most urgent level; below 1 nothing is due.
+    pub fn urgency(&self) -> f64 {
+        self.scores.first().map_or(0.0, |score| score.1)
+    }
+}
+
 /// Whether the picker found something.
 enum Pick {
     Plan(Box<Plan>),
@@ -128,20 +142,24 @@ enum Pick {
 }
 
 impl Picker<'_> {
-    /// The next job, if one is due and may run now.
-    pub fn pick(&self) -> Option<Plan> {
-        if self.family.refused.is_some() || self.options().manual_only {
-            return None;
-        }
-        let sizes = self.sizes();
-        let shape = Shape::of(self.options(), &sizes.bytes);
+    /// The levels that are due; none in a family that is not merged.
+    pub fn due(&self) -> Due {
+        let (shape, sizes) = self.shape();
+        let merged = self.family.refused.is_none() && !self.options().manual_only;
+        let scores = if merged { shape.scores(self.options(), &sizes) } else { Vec::new() };
+        Due { shape, scores }
+    }
+
+    /// The next job, if one may run now.
+    pub fn pick(&self, due: &Due) -> Option<Plan> {
+        let Due { shape, scores } = due;
         let mut level0_waits = false;
-        for (level, _) in shape.scores(self.options(), &sizes) {
+        for &(level, _) in scores {
             let picked = match level {
-                0 => self.pick_level0(&shape),
+                0 => self.pick_level0(shape),
                 // More jobs out of the base would keep level 0 waiting for ever.
                 _ if level == shape.base && level0_waits => Pick::Blocked,
-                _ => self.pick_level(&shape, level),
+                _ => self.pick_level(shape, level),
             };
             match picked {
                 Pick::Plan(plan) => return Some(*plan),
@@ -154,37 +172,28 @@ impl Picker<'_> {
 
     /// A job on request: for a level's files with keys of a range, from the key `after` on.
     pub fn pick_in(&self, level: usize, range: &KeyRange, after: Option<&[u8]>) -> InRange {
-        let shape = Shape::of(self.options(), &self.sizes().bytes);
+        let (shape, _) = self.shape();
         match level {
             0 => self.pick_level0_in(&shape, range),
             _ => self.pick_level_in(&shape, level, range, after),
         }
     }
 
-    /// The score of the most urgent level; below 1 nothing is due.
-    pub fn urgency(&self) -> f64 {
-        let sizes = self.sizes();
-        let shape = Shape::of(self.options(), &sizes.bytes);
-        shape.scores(self.options(), &sizes).first().map_or(0.0, |score| score.1)
-    }
-
-    /// The bytes of the levels.
-    pub fn sizes(&self) -> LevelSizes {
+    /// The targets of the levels, and their bytes.
+    pub fn shape(&self) -> (Shape, LevelSizes) {
         let options = self.options();
         let levels = self.family.levels.len().max(options.levels);
-        let mut sizes = LevelSizes {
-            bytes: vec![0; levels],
-            idle: vec![0; levels],
-            level0_files: self.level0_files(),
-        };
+        let (mut bytes, mut idle) = (vec![0; levels], vec![0; levels]);
         for (at, level) in self.family.levels.iter().enumerate() {
-            sizes.bytes[at] = level.bytes();
-            sizes.idle[at] = level.compensated_bytes();
+            bytes[at] = level.bytes();
+            idle[at] = level.compensated_bytes();
         }
         for (at, slot) in self.running.iter().flat_map(|plan| plan.files()) {
-            sizes.idle[at] = sizes.idle[at].saturating_sub(self.version.compensated_bytes(slot));
+            idle[at] = idle[at].saturating_sub(self.version.compensated_bytes(slot));
         }
-        sizes
+        let shape = Shape::of(options, &bytes);
+        let level0_files = self.level0_files(shape.base);
+        (shape, LevelSizes { bytes, idle, level0_files })
     }
 
     fn options(&self) -> &FamilyOptions {

@@ -240,8 +240,9 @@ impl Levels {
         let compression = Compression::None;
         let picker =
             Picker { version: &version, family, left_alone, running, memory, compression, turn };
-        let plan = picker.pick()?;
-        assert!(picker.urgency() >= 1.0, "{plan:?}");
+        let due = picker.due();
+        let plan = picker.pick(&due)?;
+        assert!(due.urgency() >= 1.0, "{plan:?}");
         if plan.start == 0 {
             assert!(plan.inputs.len() <= memory.files.max(plan.least_files()), "{plan:?}");
         }
