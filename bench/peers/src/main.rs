@@ -15,6 +15,7 @@
 #![forbid(unsafe_code)]
 
 mod cases;
+mod compact;
 mod database;
 mod keys;
 mod measure;
@@ -146,6 +147,15 @@ enum CaseFlags {
         #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u8).range(0..=100))]
         write_percent: u8,
     },
+    /// Compact the whole database with its own options.
+    Compact {
+        /// The database's directory.
+        #[arg(long)]
+        data: PathBuf,
+        /// Ranges of keys that are compacted at once (`max_subcompactions`).
+        #[arg(long, default_value_t = 1)]
+        parts: u32,
+    },
     /// One of YCSB's workloads.
     Ycsb {
         #[command(flatten)]
@@ -204,6 +214,7 @@ impl WriteFlags {
             recycle_logs: self.recycle_logs,
             direct_writes: self.direct_writes,
             compression: codec.into(),
+            blob_min: self.blob_min,
         }
     }
 }
@@ -250,6 +261,9 @@ struct WriteFlags {
     /// Flush and compact with O_DIRECT.
     #[arg(long)]
     direct_writes: bool,
+    /// Write values of at least this many bytes to blob files, and collect their garbage.
+    #[arg(long)]
+    blob_min: Option<u64>,
     /// After the writes, wait for all flushes and compactions, and report how long they took.
     #[arg(long)]
     drain: bool,
@@ -258,11 +272,13 @@ struct WriteFlags {
     seed: u64,
 }
 
-/// A case that reads, one that writes (with readers if `reads`), or one that mixes both.
+/// A case that reads, one that writes (with readers if `reads`), one that mixes both, or a
+/// compaction.
 enum Work {
     Read(&'static str, Case, Common),
     Write { name: &'static str, reads: bool, flags: WriteFlags },
     Mix { name: &'static str, mix: Mix, flags: MixFlags },
+    Compact { data: PathBuf, parts: u32 },
 }
 
 impl CaseFlags {
@@ -294,6 +310,7 @@ impl CaseFlags {
                 let mix = Mix::reads_and_writes(write_percent);
                 return Work::Mix { name: "readrandomwriterandom", mix, flags };
             }
+            CaseFlags::Compact { data, parts } => return Work::Compact { data, parts },
             CaseFlags::Ycsb { mix: flags, workload: mix } => {
                 return Work::Mix { name: "ycsb", mix, flags };
             }
@@ -389,8 +406,21 @@ fn run_write(name: &str, reads: bool, flags: &WriteFlags) -> Result<serde_json::
             "sync": flags.sync, "rate": flags.rate, "value_size": flags.value_size,
             "memtable_bytes": flags.memtable_bytes, "memtables": flags.memtables, "jobs": flags.jobs,
             "recycle_logs": flags.recycle_logs, "direct_writes": flags.direct_writes, "drain": flags.drain,
-            "seed": flags.seed,
+            "blob_min": flags.blob_min, "seed": flags.seed,
         },
+    }))
+}
+
+fn run_compact(data: &std::path::Path, parts: u32) -> Result<serde_json::Value, String> {
+    let done = compact::run(data, parts)?;
+    Ok(json!({
+        "case": "compact",
+        "seconds": done.elapsed.as_secs_f64(),
+        "cpu_seconds": done.cpu.as_secs_f64(),
+        "read_bytes": done.read_bytes,
+        "written_bytes": done.written_bytes,
+        "rocksdb": rocksdb_version(),
+        "flags": { "data": data, "parts": parts },
     }))
 }
 
@@ -478,6 +508,7 @@ fn run(flags: CaseFlags) -> Result<serde_json::Value, String> {
         Work::Read(name, case, common) => (name, case, common),
         Work::Write { name, reads, flags } => return run_write(name, reads, &flags),
         Work::Mix { name, mix, flags } => return run_mix(name, mix, &flags),
+        Work::Compact { data, parts } => return run_compact(&data, parts),
     };
     if common.keys == 0 || common.threads == 0 || common.seconds.is_nan() || common.seconds <= 0.0 {
         return Err("--keys, --threads and --seconds must be above 0".to_owned());

@@ -141,7 +141,7 @@ fn number_of(file: &str, name: &str) -> Option<u64> {
 }
 
 /// User and system time of this process so far.
-fn cpu_time() -> Result<Duration, String> {
+pub fn cpu_time() -> Result<Duration, String> {
     let usage = getrusage(UsageWho::RUSAGE_SELF).map_err(|error| error.to_string())?;
     let time = |t: TimeVal| Duration::new(t.tv_sec() as u64, t.tv_usec() as u32 * 1000);
     Ok(time(usage.user_time()) + time(usage.system_time()))

@@ -44,6 +44,8 @@ pub struct Tuning {
     pub direct_writes: bool,
     /// Compression of new tables.
     pub compression: DBCompressionType,
+    /// Values of at least this many bytes go to blob files, whose garbage is collected.
+    pub blob_min: Option<u64>,
 }
 
 /// The block cache.
@@ -84,6 +86,11 @@ pub fn open(
     options.set_max_open_files(-1);
     options.set_use_direct_reads(direct_reads);
     options.set_use_direct_io_for_flush_and_compaction(tuning.direct_writes);
+    if let Some(bytes) = tuning.blob_min {
+        options.set_enable_blob_files(true);
+        options.set_min_blob_size(bytes);
+        options.set_enable_blob_gc(true);
+    }
     DB::open(&options, dir).map_err(|error| format!("{}: {error}", dir.display()))
 }
 
