@@ -8,6 +8,7 @@ import time
 import millrace
 import pytest
 import resp
+from databases import ldb
 from small_disk import SmallDisk
 
 OK = resp.Simple(b"OK")
@@ -53,6 +54,11 @@ def all_there(client, keys):
     assert client.call("GET", f"key:{keys}") is None
 
 
+def found_by_rocksdb(path):
+    """The keys that `ldb` finds."""
+    return set(ldb(path, "scan", "--no_value").split())
+
+
 @pytest.mark.parametrize("durability", ["process", "power"])
 def test_a_full_disk_refuses_writes_until_there_is_space_and_still_reads(durability, tmp_path):
     mount = tmp_path / "small"
@@ -81,6 +87,7 @@ def test_a_full_disk_refuses_writes_until_there_is_space_and_still_reads(durabil
             keys, _ = write_until_refused(client, keys)
             node.process.send_signal(signal.SIGKILL)
             node.process.wait()
+        assert found_by_rocksdb(disk.inside() / "db") == {f"key:{number}" for number in range(keys)}
         disk.make_space()
         with disk.node(tmp_path / "log2", durability) as node, node.connect() as client:
             all_there(client, keys)
@@ -92,6 +99,8 @@ def test_a_full_disk_refuses_writes_until_there_is_space_and_still_reads(durabil
             assert client.call("FLUSHALL") == OK
             write_again(client, 0)
             assert client.call("DBSIZE") == 1
+        ldb(disk.inside() / "db", "checkconsistency")
+        assert found_by_rocksdb(disk.inside() / "db") == {"key:0"}
 
 
 def test_a_file_size_limit_refuses_writes_and_does_not_kill_the_node(tmp_path):

@@ -29,13 +29,17 @@ pub enum Case {
     Ycsb,
     /// Hand operations to a shard from many threads; without a database.
     Locks,
+    /// Read and write a file by the ring and through a mapping; without a database.
+    Mapped,
+    /// Reads alone, writes alone, and both at once, in turns.
+    Beside,
     /// Drive a virtual machine's disk as its guest would; without a database.
     Vdisk,
 }
 
 impl Case {
     /// All cases.
-    pub const ALL: [Case; 13] = [
+    pub const ALL: [Case; 15] = [
         Case::ReadRandom,
         Case::MultiReadRandom,
         Case::SeekRandom,
@@ -48,6 +52,8 @@ impl Case {
         Case::ReadRandomWriteRandom,
         Case::Ycsb,
         Case::Locks,
+        Case::Mapped,
+        Case::Beside,
         Case::Vdisk,
     ];
 
@@ -66,6 +72,8 @@ impl Case {
             Case::ReadRandomWriteRandom => "readrandomwriterandom",
             Case::Ycsb => "ycsb",
             Case::Locks => "locks",
+            Case::Mapped => "mapped",
+            Case::Beside => "beside",
             Case::Vdisk => "vdisk",
         }
     }
@@ -89,6 +97,10 @@ impl Case {
             Case::Locks => {
                 "hand operations to a shard, by a mailbox and by a lock; without a database"
             }
+            Case::Mapped => {
+                "read and write a file by the ring and through a mapping; without a database"
+            }
+            Case::Beside => "get random keys and set random keys, each alone and both at once",
             Case::Vdisk => "read or write a vhost-user-blk disk as a guest; without a database",
         }
     }
@@ -97,16 +109,16 @@ impl Case {
     /// batches and scans are parallel by themselves.
     pub fn depth_default(self) -> u32 {
         match self {
-            Case::ReadRandom | Case::ReadWhileWriting => 64,
+            Case::ReadRandom | Case::ReadWhileWriting | Case::Beside => 64,
             Case::ReadRandomWriteRandom | Case::Ycsb => 64,
-            Case::Vdisk => 32,
+            Case::Mapped | Case::Vdisk => 32,
             _ => 1,
         }
     }
 
     /// Whether it needs a database.
     pub fn has_database(self) -> bool {
-        !matches!(self, Case::Locks | Case::Vdisk)
+        !matches!(self, Case::Locks | Case::Mapped | Case::Vdisk)
     }
 
     /// Whether it reads a database and its operations are reads.
@@ -116,7 +128,8 @@ impl Case {
 
     /// Whether it writes.
     pub fn writes(self) -> bool {
-        self.fills() || self.mixes() || matches!(self, Case::Overwrite | Case::ReadWhileWriting)
+        let others = [Case::Overwrite, Case::ReadWhileWriting, Case::Beside];
+        self.fills() || self.mixes() || others.contains(&self)
     }
 
     /// Whether reads and writes are mixed, on all cores.

@@ -1,15 +1,17 @@
 //! Benchmarks of databases and disks, of Millrace alone and of its peers.
 //!
 //! [`run`] measures one [`Case`], which means what db_bench means by the name, and returns an
-//! [`Outcome`]. [`run_locks`] and [`run_vdisk`] measure without a database. [`run_peers`] runs
-//! Millrace and other programs in turn on the same data and returns the table of
-//! docs/BENCHMARKS.md.
+//! [`Outcome`]. [`run_beside`] measures reads and writes in turns, and together. [`run_locks`],
+//! [`run_mapped`] and [`run_vdisk`] measure without a database. [`run_peers`] runs Millrace and
+//! other programs in turn on the same data and returns the table of docs/BENCHMARKS.md.
 #![forbid(unsafe_code)]
 
+mod beside;
 mod case;
 mod cases;
 mod keys;
 mod locks;
+mod mapped;
 mod measure;
 mod mix;
 mod outcome;
@@ -21,9 +23,11 @@ mod values;
 mod vdisk;
 mod writes;
 
+pub use beside::{BesideLine, BesideOutcome, run_beside};
 pub use case::Case;
 pub use locks::{LocksLine, LocksOutcome, LocksPlan, run_locks};
 pub use lsm::{Compression, Durability};
+pub use mapped::{MappedLine, MappedOutcome, MappedPlan, run_mapped};
 pub use outcome::Outcome;
 pub use peers::{KEYS, PeersPlan, plot_samples, run_peers};
 pub use run::{Plan, run};

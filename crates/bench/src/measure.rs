@@ -121,6 +121,11 @@ impl Counts {
         self.latency.add(&other.latency).expect("both histograms have the same bounds");
     }
 
+    /// The mean latency, in microseconds.
+    pub fn latency_mean_us(&self) -> f64 {
+        self.latency.mean() / 1000.0
+    }
+
     /// The latency quantile, in microseconds.
     pub fn latency_us(&self, quantile: f64) -> f64 {
         self.latency.value_at_quantile(quantile) as f64 / 1000.0

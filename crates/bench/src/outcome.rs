@@ -27,6 +27,8 @@ pub struct Outcome {
     pub returned_bytes: Option<u64>,
     /// Entries per second, in cases that step.
     pub entries_per_second: Option<f64>,
+    /// Mean latency of a call in microseconds.
+    pub mean_us: f64,
     /// Median latency of a call in microseconds: of a batch, of a seek with its steps.
     pub p50_us: f64,
     /// 99th percentile of the latency.
@@ -41,6 +43,10 @@ pub struct Outcome {
     pub ios_per_op: f64,
     /// Writes per second beside the reads, for readwhilewriting.
     pub writes_per_second: Option<f64>,
+    /// Mean latency of those writes in microseconds.
+    pub writes_mean_us: Option<f64>,
+    /// 99th percentile of their latency.
+    pub writes_p99_us: Option<f64>,
     /// The longest time in which a write waited and none was acknowledged; null if the case does
     /// not write.
     pub max_stall_ms: Option<f64>,
@@ -186,6 +192,7 @@ impl Outcome {
         self.returned_bytes = case.reads().then_some(counts.bytes);
         self.ops_per_second = counts.operations as f64 / self.seconds;
         self.entries_per_second = case.scans().then(|| counts.entries as f64 / self.seconds);
+        self.mean_us = counts.latency_mean_us();
         self.p50_us = counts.latency_us(0.5);
         self.p99_us = counts.latency_us(0.99);
         self.p999_us = counts.latency_us(0.999);
@@ -199,6 +206,8 @@ impl Outcome {
             self.max_stall_ms = stalls.map(|stalls| ms(stalls.max_ns));
             self.stalled_ms = stalls.map(|stalls| ms(stalls.sum_ns));
             self.writes_per_second = case.reads().then(|| counts.operations as f64 / self.seconds);
+            self.writes_mean_us = case.reads().then(|| counts.latency_mean_us());
+            self.writes_p99_us = case.reads().then(|| counts.latency_us(0.99));
             let bytes = counts.operations * (KEY_LEN + self.value_size.unwrap_or(0)) as u64;
             self.write_amplification = Some(disk.written_bytes as f64 / bytes.max(1) as f64);
             self.syncs = Some(disk.syncs);

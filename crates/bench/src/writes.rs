@@ -32,6 +32,10 @@ pub struct WritePlan {
     pub memtable_bytes: usize,
     /// Compression of the tables' data blocks.
     pub compression: Compression,
+    /// Values of at least this many bytes go to blob files.
+    pub blob_min: Option<usize>,
+    /// The limit of the space of blob files, as a multiple of their live values.
+    pub blob_space_max_ratio: Option<f64>,
     /// Wait for all flushes and compactions after the writes.
     pub drain: bool,
 }
@@ -47,6 +51,8 @@ impl Default for WritePlan {
             rate: None,
             memtable_bytes: options.memtable_bytes,
             compression: options.compression,
+            blob_min: options.blob_min,
+            blob_space_max_ratio: options.blob_space_max_ratio,
             drain: false,
         }
     }

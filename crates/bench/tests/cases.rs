@@ -152,6 +152,24 @@ fn reads_beside_writes_find_every_key() {
 }
 
 #[test]
+fn reads_and_writes_take_turns_and_run_together() {
+    let database = Database::make("bench-beside");
+    let plan = Plan { keys: Some(KEYS), ..database.plan(Case::Beside) };
+    let plan = Plan { write: WritePlan { num: Some(200), ..plan.write.clone() }, ..plan };
+    let outcome = bench::run_beside(&plan, 1).expect("the database can be read and written");
+    assert_eq!(outcome.lines.len(), 3);
+    for line in &outcome.lines {
+        let reads = [line.reads_per_second, line.read_mean_us, line.read_p99_us];
+        let writes = [line.writes_per_second, line.write_mean_us, line.write_p99_us];
+        assert!(reads.iter().all(|figure| figure.is_some() == (line.load != "writes")), "{line:?}");
+        assert!(writes.iter().all(|figure| figure.is_some() == (line.load != "reads")), "{line:?}");
+        assert!(reads.iter().chain(&writes).flatten().all(|figure| *figure > 0.0), "{line:?}");
+    }
+    assert!(outcome.reads_ratio > 0.0 && outcome.write_latency_ratio > 0.0, "{outcome:?}");
+    assert_eq!(outcome.text().lines().count(), 2 + 3 + 1);
+}
+
+#[test]
 fn absent_keys_are_not_found() {
     let database = Database::make("bench-absent");
     let absent = Plan { absent: true, ..database.plan(Case::ReadRandom) };

@@ -1,8 +1,8 @@
 //! `millrace bench`.
 
 use bench::{
-    Case, IdlePlan, LocksPlan, PausesPlan, PeersPlan, Plan, Replacement, VdiskPlan, Workload,
-    WritePlan,
+    Case, IdlePlan, LocksPlan, MappedPlan, PausesPlan, PeersPlan, Plan, Replacement, VdiskPlan,
+    Workload, WritePlan,
 };
 use node::{Machine, place};
 
@@ -23,6 +23,19 @@ pub fn run(args: BenchArgs) -> Result<(), Failure> {
     }
     let data = args.data.expect("the parser requires a directory without --peers");
     let processors = place(Some(&args.cores), &Machine::look().allowed).map_err(Failure::new)?;
+    if case == Case::Mapped {
+        let plan = MappedPlan {
+            dir: data,
+            size_bytes: args.size.0,
+            processor: processors[0],
+            depth: args.depth.unwrap_or(case.depth_default()),
+            seconds: args.seconds,
+            poll: args.poll,
+            driver: args.io,
+        };
+        let outcome = bench::run_mapped(&plan)?;
+        return print(args.json.then(|| serde_json::to_value(&outcome)), &outcome.text());
+    }
     let plan = Plan {
         case,
         data,
@@ -48,12 +61,18 @@ pub fn run(args: BenchArgs) -> Result<(), Failure> {
             rate: args.rate,
             memtable_bytes: usize::try_from(args.memtable.0).unwrap_or(usize::MAX),
             compression: args.compression,
+            blob_min: args.blob_min.map(|size| size.bytes()),
+            blob_space_max_ratio: args.blob_space_max_ratio,
             drain: args.drain,
         },
         poll: args.poll,
         driver: args.io,
         secondary: args.secondary,
     };
+    if case == Case::Beside {
+        let outcome = bench::run_beside(&plan, args.rounds)?;
+        return print(args.json.then(|| serde_json::to_value(&outcome)), &outcome.text());
+    }
     let outcome = bench::run(&plan)?;
     print(args.json.then(|| serde_json::to_value(&outcome)), &outcome.text())
 }

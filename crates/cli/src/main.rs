@@ -47,6 +47,10 @@ fn main() -> ExitCode {
 }
 
 fn run(command: Command) -> Result<Verdict, Failure> {
+    if matches!(command, Command::Kv { command: args::KvCommand::Compact(_) }) {
+        // It waits for them; no thread may take them instead.
+        reactor::block_signals();
+    }
     if !matches!(command, Command::Serve(_)) {
         node::start_tool_log()?;
     }

@@ -14,8 +14,11 @@ pub fn run(args: ServeArgs) -> Result<(), Failure> {
     let yes = |flag: bool| flag.then_some(true);
     let flags = Settings {
         data: args.data,
+        column_family: args.column_family,
         read_only: yes(args.read_only),
         durability: args.durability,
+        blob_min: args.blob_min,
+        blob_space_max_ratio: args.blob_space_max_ratio,
         adopt: yes(args.adopt),
         listen: args.listen,
         cores: args.cores,
@@ -92,8 +95,12 @@ fn ready_line(config: &Config, ready: &Ready) -> String {
             true => "read-only".to_owned(),
             false => format!("durability {}", config.durability),
         };
+        let family = match &config.column_family[..] {
+            node::DEFAULT_FAMILY => String::new(),
+            name => format!("column family {name}, "),
+        };
         let (data, keys) = (data.display(), thousands(database.keys));
-        format!("{data} ({about}{keys} keys, {how}) on {}", database.listen)
+        format!("{data} ({family}{about}{keys} keys, {how}) on {}", database.listen)
     });
     let mut what: Vec<String> = database.into_iter().chain(disks).collect();
     if what.is_empty() {

@@ -1,7 +1,9 @@
 //! A directory of files.
 
+use std::cell::Cell;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::rc::Rc;
 use std::sync::Arc;
 
 use reactor::{Core, DirEntry, LockGuard, Mode, Opening, SharedFile};
@@ -11,12 +13,17 @@ use reactor::{Core, DirEntry, LockGuard, Mode, Opening, SharedFile};
 pub struct Dir {
     core: Core,
     path: PathBuf,
+    failed_syncs: Rc<Cell<u64>>,
 }
+
+/// A moment in the life of a directory; see [`Dir::mark`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NamesMark(u64);
 
 impl Dir {
     /// The directory at `path`. A missing directory shows at the first use.
     pub fn new(core: &Core, path: &Path) -> Dir {
-        Dir { core: core.clone(), path: path.to_owned() }
+        Dir { core: core.clone(), path: path.to_owned(), failed_syncs: Rc::default() }
     }
 
     /// Its path.
@@ -45,7 +52,13 @@ impl Dir {
     /// # Errors
     /// `InvalidData` if the file is longer; otherwise the system's errors.
     pub async fn read_small(&self, name: &str, max: usize) -> io::Result<Vec<u8>> {
-        self.core.read_small(&self.path.join(name), max).await
+        let path = self.path.join(name);
+        match self.core.read_small(&path, max).await {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                self.core.read_small(&path, max).await
+            }
+            read => read,
+        }
     }
 
     /// Takes a shared lock on a file, against a writing process. Without the file there is no lock.
@@ -93,6 +106,15 @@ impl Dir {
         self.open_as(name, Opening::Existing, mode).await
     }
 
+    /// Opens an existing file for writing and reading, if it has no other name. Its contents stay.
+    ///
+    /// # Errors
+    /// `NotFound` if it does not exist; `WouldBlock` if it has another name; otherwise the system's
+    /// errors.
+    pub async fn open_only_name(&self, name: &str, mode: Mode) -> io::Result<Arc<SharedFile>> {
+        self.open_as(name, Opening::OnlyName, mode).await
+    }
+
     /// Opens an existing file to overwrite it, if it has no other name and nobody else has it open.
     /// Its contents stay.
     ///
@@ -136,7 +158,29 @@ impl Dir {
     /// The system's errors. After an error, names that were not durable before are in an unknown
     /// state.
     pub async fn sync(&self) -> io::Result<()> {
-        self.core.sync_dir(&self.path).await
+        let synced = self.core.sync_dir(&self.path).await;
+        self.failed_syncs.set(self.failed_syncs.get() + u64::from(synced.is_err()));
+        synced
+    }
+
+    /// The present moment, for [`Dir::sync_since`].
+    pub fn mark(&self) -> NamesMark {
+        NamesMark(self.failed_syncs.get())
+    }
+
+    /// Makes durable the names that were created after `mark`. A failed sync, of this `Dir` or a
+    /// clone of it, may have lost any of the names that were not durable, and a later sync does not
+    /// report them. So this fails if a sync has failed since `mark`: create the files again, under
+    /// new names.
+    ///
+    /// # Errors
+    /// The system's errors, of this sync or of one since `mark`.
+    pub async fn sync_since(&self, mark: NamesMark) -> io::Result<()> {
+        self.sync().await?;
+        match self.mark() == mark {
+            true => Ok(()),
+            false => Err(io::Error::other("a sync of the directory has failed meanwhile")),
+        }
     }
 
     /// Takes an exclusive lock on a file, creating the file if needed. The lock is held while the

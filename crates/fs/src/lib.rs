@@ -24,7 +24,7 @@ mod dir;
 mod read;
 mod writer;
 
-pub use dir::Dir;
+pub use dir::{Dir, NamesMark};
 pub use reactor::{DirEntry, File, LockGuard, Mode, SharedFile, Slice, SyncData, WriteAt};
 pub use read::{Reading, read, start_read};
 pub use writer::FileWriter;

@@ -41,7 +41,7 @@ mod shard;
 
 pub use core::node::NodeState;
 pub use info::exposition::{CONTENT_TYPE, Exposition};
-pub use info::metrics::{Glance, Reporter};
+pub use info::metrics::{Glance, Reporter, write_flow};
 pub use node_info::{CpuSeconds, MemoryUse, NodeInfo};
 pub use password::Password;
 pub use server::Server;

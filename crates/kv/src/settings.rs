@@ -5,13 +5,16 @@ use resp::Limits;
 
 use crate::password::Password;
 
-/// The column family that the protocol shows: RocksDB's default one.
+/// RocksDB's default column family. Changes name it until they go to the engine, which then gets
+/// the family of the shard.
 pub(crate) const FAMILY: CfId = 0;
 
 /// Limits on connections. The defaults serve a node of any size. A full limit is a visible state
 /// with backpressure; memory does not grow beyond it.
 #[derive(Clone, Debug)]
 pub struct Settings {
+    /// The column family whose keys the protocol shows and changes.
+    pub family: CfId,
     /// The password that clients must give first; `CONFIG SET requirepass` changes it.
     pub password: Option<Password>,
     /// Maximum number of connections of all cores; further ones get an error and are closed.
@@ -82,6 +85,7 @@ impl Settings {
 impl Default for Settings {
     fn default() -> Self {
         Self {
+            family: FAMILY,
             password: None,
             clients_max: 10_000,
             bulk_bytes_max: resp::BULK_BYTES_MAX,

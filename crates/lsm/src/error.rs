@@ -98,12 +98,28 @@ impl Error {
         Error::new(kind, format!("{place}: {error}"))
     }
 
-    /// The same error of an operation that must not be retried, whatever the reason.
-    pub(crate) fn for_good(mut self) -> Error {
-        if self.0.0 == Kind::Full {
+    /// The same error of an operation that may have been done in part: [`Kind::Full`] and
+    /// [`Kind::Memory`] would say that nothing was written.
+    pub(crate) fn in_part(mut self) -> Error {
+        if matches!(self.0.0, Kind::Full | Kind::Memory) {
             self.0.0 = Kind::Io;
         }
         self
+    }
+
+    /// The same error of an operation on a new file: a missing name is no damage.
+    pub(crate) fn of_new_file(mut self) -> Error {
+        if self.0.0 == Kind::Corruption {
+            self.0.0 = Kind::Io;
+        }
+        self
+    }
+
+    /// Whether a new attempt may succeed in the same process: the device or the system failed, or
+    /// something is full. Other errors of writing show that the directory is no longer ours, or
+    /// that the engine is wrong.
+    pub(crate) fn is_transient(&self) -> bool {
+        matches!(self.kind(), Kind::Io | Kind::Full | Kind::Memory)
     }
 
     /// The kind, which says what to do about it.

@@ -11,6 +11,12 @@ const LEVELS_MAX: usize = 100;
 /// `max_compaction_bytes` if it is 0, as a multiple of `target_file_size_base`.
 const COMPACTION_FILES: u64 = 25;
 
+/// `ttl` unless the options say otherwise, and `periodic_compaction_seconds` of a family with a
+/// compaction filter: 30 days.
+const AGE_USUAL: u64 = 30 * 24 * 60 * 60;
+/// The value by which options say that they do not say otherwise.
+const AGE_UNSET: u64 = u64::MAX - 1;
+
 /// How the levels of a family are shaped.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct FamilyOptions {
@@ -42,6 +48,13 @@ pub(crate) struct FamilyOptions {
     pub pending_hard: u64,
     /// `disable_auto_compactions`.
     pub manual_only: bool,
+    /// `ttl`: files with data older than this move towards the deepest level, in seconds;
+    /// `u64::MAX` for never.
+    pub ttl: u64,
+    /// `periodic_compaction_seconds`: files older than this are rewritten; `u64::MAX` for never.
+    pub period: u64,
+    /// The options do not say how often files are rewritten: see [`FamilyOptions::with_filter`].
+    pub period_is_unset: bool,
 }
 
 impl Default for FamilyOptions {
@@ -74,6 +87,16 @@ impl FamilyOptions {
         let level0_slowdown = count("level0_slowdown_writes_trigger", 20).max(level0_trigger);
         // Universal compaction has no targets of levels: the first level with files is the base.
         let universal = get("compaction_style") == Some("kCompactionStyleUniversal");
+        let set = |key: &str| match number(key, AGE_UNSET) {
+            AGE_UNSET => None,
+            0 => Some(u64::MAX),
+            seconds => Some(seconds),
+        };
+        let (ttl, period) = (set("ttl").unwrap_or(AGE_USUAL), set("periodic_compaction_seconds"));
+        let is_named = |key: &str| get(key).is_some_and(|name| name != "nullptr");
+        let filters = is_named("compaction_filter") || is_named("compaction_filter_factory");
+        let usual = if filters || universal { AGE_USUAL } else { u64::MAX };
+        let every = period.unwrap_or(usual);
         FamilyOptions {
             levels: number("num_levels", 7).clamp(2, LEVELS_MAX as u64) as usize,
             // Versions before 8.4 have it off by default, and write it into the file.
@@ -96,7 +119,18 @@ impl FamilyOptions {
             pending_soft: limit("soft_pending_compaction_bytes_limit", 64 << 30),
             pending_hard: limit("hard_pending_compaction_bytes_limit", 256 << 30),
             manual_only: flag("disable_auto_compactions", false),
+            // Universal compaction has no level to move old data to: it is rewritten.
+            ttl: if universal { u64::MAX } else { ttl },
+            period: if universal { every.min(ttl) } else { every },
+            period_is_unset: period.is_none(),
         }
+    }
+
+    /// The options of a family that has a compaction filter: its files are rewritten now and then,
+    /// so that the filter sees old data, too.
+    pub fn with_filter(self) -> FamilyOptions {
+        let period = if self.period_is_unset { self.period.min(AGE_USUAL) } else { self.period };
+        FamilyOptions { period, ..self }
     }
 
     /// The multiplier from a static level to the next.
@@ -129,6 +163,26 @@ mod tests {
         assert_eq!(options.compaction_bytes, 25 * (64 << 20));
         let level0 = (options.level0_trigger, options.level0_slowdown, options.level0_stop);
         assert_eq!(level0, (4, 20, 36));
+        assert_eq!((options.ttl, options.period), (30 * 86_400, u64::MAX));
+    }
+
+    #[test]
+    fn ages_have_the_meaning_that_rocksdb_gives_them() {
+        let ages = |text: &str| {
+            let options = read(text);
+            (options.ttl, options.period, options.with_filter().period)
+        };
+        let month = 30 * 86_400;
+        let unset = "ttl=18446744073709551614\nperiodic_compaction_seconds=18446744073709551614";
+        assert_eq!(ages(""), (month, u64::MAX, month));
+        assert_eq!(ages(unset), (month, u64::MAX, month));
+        assert_eq!(ages("ttl=0\nperiodic_compaction_seconds=0"), (u64::MAX, u64::MAX, u64::MAX));
+        assert_eq!(ages("ttl=7\nperiodic_compaction_seconds=9"), (7, 9, 9));
+        assert_eq!(ages("compaction_filter=RemoveEmptyValueCompactionFilter").1, month);
+        assert_eq!(ages("compaction_filter=nullptr").1, u64::MAX);
+        let universal = "compaction_style=kCompactionStyleUniversal\nttl=";
+        assert_eq!(ages(&format!("{universal}0")), (u64::MAX, month, month));
+        assert_eq!(ages(&format!("{universal}50")), (u64::MAX, 50, 50));
     }
 
     #[test]

@@ -60,8 +60,9 @@ pub use copy::transfer::Transfer;
 pub use db::{CfId, ColumnFamilyInfo, Db, DbMemory};
 pub use durability::Durability;
 pub use error::{Error, Kind, Result};
-pub use file_list::{FileList, FilePrefix};
+pub use file_list::{BlobPrefix, FileList, FilePrefix};
 pub use inspect::check::{CheckReport, Damage, check, check_file};
+pub use inspect::repair::{Loss, RepairReport, repair};
 pub use inspect::stat::{FamilyStat, LevelStat, Stat};
 pub use merge_operator::MergeOperator;
 #[cfg(feature = "mutants")]
@@ -73,8 +74,13 @@ pub use read::reader::Reader;
 pub use read::snapshot::Snapshot;
 pub use read::stats::ReaderStats;
 pub use read::value::Value;
-pub use rocksfmt::{BatchWriter, Compression, Op, WriteBatch};
+pub use read::warm::WARM_MAX;
+pub use rocksfmt::{BatchWriter, Comparator, Compression, Op, WriteBatch};
+pub use write::compaction_status::{
+    CompactionJob, CompactionStatus, FamilyCompaction, LevelCompaction, LevelCounters,
+};
+pub use write::families::ColumnFamilyOptions;
 pub use write::ingest::{IngestFiles, Ingested, Ingestion};
 pub use write::live_files::LiveFiles;
-pub use write::manual::{Compacted, CompactionLimits};
+pub use write::manual::{Compacted, CompactionLimits, CompactionWatch};
 pub use write::writer::{Writer, WriterStats, Written};

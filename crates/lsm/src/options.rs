@@ -14,8 +14,7 @@ use crate::merge_operator::MergeOperator;
 pub struct OpenOptions {
     /// Serve the state at the opening even while another process writes.
     pub secondary: bool,
-    /// If the log is damaged in its middle, serve what can be read instead of refusing. An opening
-    /// for writing also accepts tables that cannot be read.
+    /// If the log is damaged in its middle, serve what can be read instead of refusing.
     pub salvage: bool,
     /// Check every block's checksum when it is read.
     pub verify_checksums: bool,
@@ -55,6 +54,15 @@ pub struct WriteOptions {
     pub memtable_bytes: usize,
     /// For the data blocks of tables.
     pub compression: Compression,
+    /// Values of at least this many bytes go to blob files; without it, none.
+    pub blob_min: Option<usize>,
+    /// Length of a blob file in bytes, unless the OPTIONS of a database with blob files say
+    /// another (`blob_file_size`).
+    pub blob_file_bytes: u64,
+    /// Bytes in blob files, as a multiple of those of their live values, at which writes are
+    /// slowed to what the collection of garbage can take; more than 1. Without it, 2 in
+    /// databases whose OPTIONS do not speak of blob files, and what OPTIONS say in others.
+    pub blob_space_max_ratio: Option<f64>,
     /// Length at which the MANIFEST is replaced by one that holds the present state only, in
     /// bytes. RocksDB's `max_manifest_file_size` from OPTIONS applies if it is smaller.
     pub manifest_bytes: u64,
@@ -78,6 +86,9 @@ impl Default for WriteOptions {
             adopt: false,
             memtable_bytes: 64 << 20,
             compression: Compression::None,
+            blob_min: None,
+            blob_file_bytes: 64 << 20,
+            blob_space_max_ratio: None,
             manifest_bytes: 16 << 20,
             merge_operator: None,
             column_family_options: BTreeMap::new(),

@@ -1,6 +1,8 @@
 //! The range tombstones of files as compactions need them: clipped to atomic units.
 //! [`rocksfmt::RangeDelAggregator`] cuts them into fragments.
 
+use std::sync::Arc;
+
 use rocksfmt::{Comparator, SENTINEL_PACKED, clip};
 
 use crate::error::{Error, Result};
@@ -33,7 +35,7 @@ pub(crate) fn clipped(version: &Version, family: &Family, slot: u32) -> Result<V
 fn atomic_unit<'a>(
     version: &'a Version,
     order: Comparator,
-    levels: &[Level],
+    levels: &[Arc<Level>],
     slot: u32,
 ) -> (&'a [u8], &'a [u8]) {
     let meta = version.meta(slot);
@@ -88,7 +90,7 @@ mod tests {
     }
 
     /// A version with these tables in level 1, each from and to a user key and packed number.
-    fn version(tables: &[(&str, u64, &str, u64)]) -> (Version, Vec<Level>) {
+    fn version(tables: &[(&str, u64, &str, u64)]) -> (Version, Vec<Arc<Level>>) {
         let slots: Vec<Slot> = tables
             .iter()
             .map(|&(first, low, last, high)| {
@@ -103,7 +105,7 @@ mod tests {
         let slots = crate::slots::Slots::from(slots);
         let level = Level::of((0..tables.len() as u32).collect(), &slots);
         let version = Version { families: Vec::new(), slots, epoch: 0 };
-        (version, vec![Level::default(), level])
+        (version, vec![Arc::default(), level])
     }
 
     #[test]

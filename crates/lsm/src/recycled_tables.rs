@@ -14,8 +14,9 @@
 //!   is taken only when nothing else has it open, and only if it has no second name (a checkpoint
 //!   made of hard links): [`fs::Dir::open_unshared`] asks the system. A file that stays in use is
 //!   removed after a number of attempts.
-//! - Recycled files have at most as many bytes as the largest recent job: none needed more for its
-//!   outputs. On a full disk there are none.
+//! - Recycled files have at most as many bytes as the largest recent job, none of which needed more
+//!   for its outputs, and at most [`BYTES_MAX`]. On a full disk there are none, and none stay when
+//!   writing ends.
 //!
 //! A power cut may restore a name from before a rename that was not synced yet, or leave a file
 //! with two names. Neither is in the MANIFEST: names are synced before a record names the table.
@@ -32,6 +33,8 @@ use crate::mutant::mutant;
 
 /// Most files that are kept.
 const FILES_MAX: usize = 256;
+/// Most bytes that are kept. A compaction on request makes a whole database obsolete.
+const BYTES_MAX: u64 = 512 << 20;
 /// Files that are tried for one table. Each that is open elsewhere costs a system call.
 const TRIES: usize = 4;
 /// A file that was found open elsewhere this many times is removed.
@@ -61,8 +64,8 @@ pub(crate) struct RecycledTables {
 const FADE: u64 = 8;
 
 impl RecycledTables {
-    /// The limit of their bytes: those of the largest of the recent merges. None of them needed
-    /// more for its outputs.
+    /// The limit of their bytes: those of the largest of the recent merges, none of which needed
+    /// more for its outputs, but no more than [`BYTES_MAX`].
     pub fn bytes_max(&self) -> u64 {
         self.job_bytes.load(Ordering::Relaxed)
     }
@@ -70,7 +73,8 @@ impl RecycledTables {
     /// Notes that a merge has made this many bytes obsolete.
     pub fn note_job(&self, bytes: u64) {
         let before = self.bytes_max();
-        self.job_bytes.store(bytes.max(before - before / FADE), Ordering::Relaxed);
+        let bytes = bytes.min(BYTES_MAX).max(before - before / FADE);
+        self.job_bytes.store(bytes, Ordering::Relaxed);
     }
 
     /// Whether a file of `bytes` can be added without exceeding `limit` bytes.

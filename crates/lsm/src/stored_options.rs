@@ -119,12 +119,63 @@ impl StoredOptions {
         self.db("avoid_flush_during_recovery") == Some("true")
     }
 
+    /// Whether the file has a section for a family.
+    pub fn has_family(&self, family: &str) -> bool {
+        self.file.as_ref().is_some_and(|file| file.kinds(family).next().is_some())
+    }
+
+    /// What the options say about the blob files of a family.
+    pub fn blobs(&self, family: &str) -> StoredBlobs {
+        let number = |key| self.family(family, key).and_then(|text| text.parse::<u64>().ok());
+        let is_on = self.family(family, "enable_blob_files") == Some("true");
+        let compression = self.family(family, "blob_compression_type").unwrap_or(NO_COMPRESSION);
+        let plain = compression == NO_COMPRESSION
+            && number("blob_file_starting_level").is_none_or(|level| level == 0);
+        let part = |key| self.family(family, key).and_then(|text| text.parse::<f64>().ok());
+        let value_min = number("min_blob_size").unwrap_or(0);
+        StoredBlobs {
+            is_on,
+            value_min: is_on.then(|| usize::try_from(value_min).unwrap_or(usize::MAX)),
+            collects: self.family(family, "enable_blob_garbage_collection") == Some("true"),
+            age_cutoff: part("blob_garbage_collection_age_cutoff").unwrap_or(AGE_CUTOFF),
+            force_threshold: part("blob_garbage_collection_force_threshold")
+                .filter(|&share| share < 1.0),
+            file_bytes: number("blob_file_size").filter(|_| is_on),
+            // A RocksDB that keeps the logs at openings cannot read references in them.
+            are_supported: !self.keeps_logs_at_openings() && (plain || !is_on),
+        }
+    }
+
     /// The number of levels that RocksDB gives a family.
     pub fn levels(&self, family: &str) -> usize {
         let said = self.family(family, "num_levels").and_then(|text| text.parse().ok());
         said.unwrap_or(LEVELS)
     }
 }
+
+/// What OPTIONS say about the blob files of a family.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct StoredBlobs {
+    /// New values are stored in blob files.
+    pub is_on: bool,
+    /// Least bytes of such a value.
+    pub value_min: Option<usize>,
+    /// Garbage in blob files is collected.
+    pub collects: bool,
+    /// The share of the blob files, the oldest ones, of which garbage is collected.
+    pub age_cutoff: f64,
+    /// The share of garbage in these at which it is collected in any case.
+    pub force_threshold: Option<f64>,
+    /// The length of a blob file.
+    pub file_bytes: Option<u64>,
+    /// Whether new values may be stored in blob files.
+    pub are_supported: bool,
+}
+
+/// RocksDB's default of `blob_garbage_collection_age_cutoff`.
+const AGE_CUTOFF: f64 = 0.25;
+
+const NO_COMPRESSION: &str = "kNoCompression";
 
 /// The number of levels if the options do not say.
 const LEVELS: usize = 7;

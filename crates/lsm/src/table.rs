@@ -45,6 +45,12 @@ impl IndexBlock {
         }
     }
 
+    /// What [`IndexBlock::lookup`] reads, if it has the structure.
+    #[inline]
+    pub fn search(&self) -> Option<&IndexSearch> {
+        self.search.as_ref()
+    }
+
     /// Bytes of memory held.
     fn memory(&self) -> usize {
         self.data.len() + self.search.as_ref().map_or(0, IndexSearch::memory)
@@ -224,7 +230,7 @@ impl Table {
         let (tail, footer) = Tail::read(core, &shared, name, meta.tail_bytes, &charge).await?;
         let metaindex =
             Metaindex::parse(&tail.contents(core, footer.metaindex).await?).map_err(format)?;
-        let properties = match metaindex.properties {
+        let mut properties = match metaindex.properties {
             Some(handle) => read_properties(&tail, name, handle).await?,
             None => Properties::default(),
         };
@@ -243,6 +249,7 @@ impl Table {
         let handle = metaindex.range_deletions;
         let range_tombstones = loader.range_tombstones(handle, &meta, global_sequence).await?;
         let charge = loader.charge;
+        properties.forget_names();
         Ok(Table {
             meta,
             file: shared,
@@ -383,7 +390,10 @@ impl Loader<'_> {
         let data = self.tail.contents(self.core, handle).await?;
         let parsed = RangeTombstones::parse(&data, self.comparator, global_sequence);
         let mut parsed = parsed.map_err(|e| self.format(&e))?;
-        parsed.set_bounds(&meta.smallest, &meta.largest).map_err(|e| self.format(&e))?;
+        // A table that is in no database has no bounds.
+        if !meta.smallest.is_empty() {
+            parsed.set_bounds(&meta.smallest, &meta.largest).map_err(|e| self.format(&e))?;
+        }
         Ok((!parsed.is_empty()).then_some(parsed))
     }
 

@@ -25,16 +25,24 @@ pub(crate) struct Level {
     largest_ends: Vec<u32>,
     bytes: u64,
     compensated_bytes: u64,
+    /// The largest sequence of its tables, or of tables that it had.
+    largest_sequence: u64,
+    /// Those of `slots` whose tables have range tombstones.
+    covering: Arc<Vec<u32>>,
 }
 
 impl Level {
     /// A level of tables that are in order.
-    pub fn of(tables: Vec<u32>, slots: &Slots) -> Level {
+    pub fn of(tables: Vec<u32>, slots: &Slots) -> Arc<Level> {
         let mut level = Level::default();
+        let mut covering = Vec::new();
         for slot in tables {
-            level.push(slot, &slots[slot as usize]);
+            let table = &slots[slot as usize];
+            level.push(slot, table);
+            covering.extend(table.range_tombstones().map(|_| slot));
         }
-        level
+        level.covering = Arc::new(covering);
+        Arc::new(level)
     }
 
     fn push(&mut self, at: u32, slot: &Slot) {
@@ -43,6 +51,7 @@ impl Level {
         self.largest_ends.push(self.largest.len() as u32);
         self.bytes += slot.meta().size_bytes;
         self.compensated_bytes += slot.compensated_bytes();
+        self.largest_sequence = self.largest_sequence.max(slot.meta().largest_sequence);
     }
 
     /// This sorted level with tables removed and others added, which do not overlap the rest.
@@ -53,7 +62,7 @@ impl Level {
         comparator: Comparator,
         removed: &[u32],
         added: &[u32],
-    ) -> Level {
+    ) -> Arc<Level> {
         let meta = |slot: u32| slots[slot as usize].meta();
         let gone = removed.iter().map(|&slot| (self.find(comparator, &meta(slot).largest), None));
         let mut new = added.to_vec();
@@ -81,7 +90,27 @@ impl Level {
         level.bytes = self.bytes + of(added, size) - of(removed, size);
         level.compensated_bytes =
             self.compensated_bytes + of(added, compensated) - of(removed, compensated);
-        level
+        level.largest_sequence = level.largest_sequence.max(self.largest_sequence);
+        level.covering = self.edited_covering(slots, comparator, removed, added);
+        Arc::new(level)
+    }
+
+    fn edited_covering(
+        &self,
+        slots: &Slots,
+        comparator: Comparator,
+        removed: &[u32],
+        added: &[u32],
+    ) -> Arc<Vec<u32>> {
+        let covers = |slot: &&u32| slots[**slot as usize].range_tombstones().is_some();
+        if !removed.iter().chain(added).any(|slot| covers(&slot)) {
+            return self.covering.clone();
+        }
+        let left = self.covering.iter().filter(|slot| !removed.contains(slot));
+        let mut all: Vec<u32> = left.chain(added.iter().filter(covers)).copied().collect();
+        let smallest = |slot: u32| &slots[slot as usize].meta().smallest;
+        all.sort_by(|&a, &b| comparator.cmp_internal(smallest(a), smallest(b)));
+        Arc::new(all)
     }
 
     /// Appends the tables of another level from one index to before another.
@@ -106,6 +135,16 @@ impl Level {
     /// See [`Slot::compensated_bytes`].
     pub fn compensated_bytes(&self) -> u64 {
         self.compensated_bytes
+    }
+
+    /// The largest sequence of its tables, or more.
+    pub fn largest_sequence(&self) -> u64 {
+        self.largest_sequence
+    }
+
+    /// The slots of its tables that have range tombstones, in the order of the level.
+    pub fn covering(&self) -> &Arc<Vec<u32>> {
+        &self.covering
     }
 
     fn largest(&self, at: usize) -> &[u8] {
@@ -144,7 +183,7 @@ pub(crate) struct Family {
     pub refused: Option<Error>,
     /// Writes that are in no table yet, the newest first.
     pub mems: Vec<Arc<Mem>>,
-    pub levels: Vec<Level>,
+    pub levels: Vec<Arc<Level>>,
     /// What shapes its levels.
     pub options: Arc<FamilyOptions>,
     /// Open blob files by number, sorted.
@@ -177,6 +216,14 @@ impl Slot {
             Slot::Open(table) => &table.meta,
             Slot::Broken { meta, .. } => meta,
             Slot::Free => unreachable!("no level names a free slot"),
+        }
+    }
+
+    /// The range tombstones of the file, if it has any and can be read.
+    pub fn range_tombstones(&self) -> Option<&RangeTombstones> {
+        match self {
+            Slot::Open(table) => table.range_tombstones.as_ref(),
+            Slot::Broken { .. } | Slot::Free => None,
         }
     }
 
@@ -227,7 +274,7 @@ impl Version {
         let new: Vec<u32> = tables.into_iter().map(|table| self.put(table)).collect();
         let slots = &self.slots;
         let Some(family) = self.families.iter_mut().find(|family| family.id == id) else { return };
-        family.levels.resize_with(family.levels.len().max(level + 1), Level::default);
+        family.levels.resize_with(family.levels.len().max(level + 1), Arc::default);
         let there = &family.levels[level];
         family.levels[level] = match level {
             0 => Level::of(new.into_iter().chain(there.slots.iter().copied()).collect(), slots),
@@ -246,12 +293,34 @@ impl Version {
         self.slots[slot as usize].compensated_bytes()
     }
 
+    /// When the oldest data of a file was written, and when the file was, in Unix seconds; 0 if
+    /// unknown. The MANIFEST of an old RocksDB does not say.
+    pub fn times(&self, slot: u32) -> (u64, u64) {
+        let (data, file) = match &self.slots[slot as usize] {
+            Slot::Open(table) => {
+                (table.properties.creation_time, table.properties.file_creation_time)
+            }
+            Slot::Broken { .. } | Slot::Free => (0, 0),
+        };
+        let known = |time: u64, property: u64| if time > 0 { time } else { property };
+        let meta = self.meta(slot);
+        (known(meta.oldest_ancestor_time, data), known(meta.creation_time, file))
+    }
+
+    /// Bytes of a file's keys and values.
+    pub fn entry_bytes(&self, slot: u32) -> u64 {
+        match &self.slots[slot as usize] {
+            Slot::Open(table) => {
+                let Properties { raw_key_size, raw_value_size, .. } = table.properties;
+                raw_key_size.saturating_add(raw_value_size)
+            }
+            Slot::Broken { .. } | Slot::Free => 0,
+        }
+    }
+
     /// The range tombstones of a file, if it has any and can be read.
     pub fn tombstones(&self, slot: u32) -> Option<&RangeTombstones> {
-        match &self.slots[slot as usize] {
-            Slot::Open(table) => table.range_tombstones.as_ref(),
-            Slot::Broken { .. } | Slot::Free => None,
-        }
+        self.slots[slot as usize].range_tombstones()
     }
 
     /// The family with this id, if it can be read.
@@ -275,6 +344,19 @@ impl Version {
 }
 
 impl Family {
+    /// The index of a slot in a level, if the level has it.
+    pub fn place_of(&self, version: &Version, level: usize, slot: u32) -> Option<usize> {
+        let files = self.levels.get(level)?;
+        if level == 0 {
+            return files.slots.iter().position(|&other| other == slot);
+        }
+        let at = match version.slots.get(slot as usize)? {
+            Slot::Free => return None,
+            used => files.find(self.comparator, &used.meta().largest),
+        };
+        (files.slots.get(at) == Some(&slot)).then_some(at)
+    }
+
     /// Bytes of memory that a seek of an iterator takes, about: a block of each sorted run, as
     /// stored and unpacked.
     pub fn seek_bytes(&self, version: &Version) -> usize {
@@ -328,7 +410,7 @@ mod tests {
     use super::*;
 
     /// A level of tables in any order that do not overlap.
-    fn sorted(mut tables: Vec<u32>, slots: &Slots, comparator: Comparator) -> Level {
+    fn sorted(mut tables: Vec<u32>, slots: &Slots, comparator: Comparator) -> Arc<Level> {
         let smallest = |slot: u32| -> &[u8] { &slots[slot as usize].meta().smallest };
         tables.sort_by(|&a, &b| comparator.cmp_internal(smallest(a), smallest(b)));
         Level::of(tables, slots)

@@ -46,6 +46,7 @@ fn steady_state_gets_allocate_nothing() {
                     let mut key = [b'0'; 16];
                     random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
                     key[..8].copy_from_slice(&((random >> 33) % 20_000).to_be_bytes());
+                    reader.warm(0, &[&key, &key[..8]]);
                     let value = match reader.get_cached(0, &key) {
                         Some(found) => found,
                         None => reader.get(0, &key, None).await,

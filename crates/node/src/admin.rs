@@ -98,6 +98,43 @@ pub enum Request {
         /// The numbers.
         numbers: Vec<u64>,
     },
+    /// Begins to compact a range of keys. It ends if its state is not asked for in
+    /// [`LEASE_NS`](crate::LEASE_NS).
+    CompactBegin {
+        /// The column family's name.
+        column_family: String,
+        /// The first key, in hexadecimal.
+        #[serde(default)]
+        from: Option<String>,
+        /// The key to stop before, in hexadecimal.
+        #[serde(default)]
+        to: Option<String>,
+    },
+    /// The state of such a compaction.
+    CompactState {
+        /// Its number.
+        id: u64,
+    },
+    /// Cancels it; its end is reported as always.
+    CompactCancel {
+        /// Its number.
+        id: u64,
+    },
+    /// The state of merges and levels.
+    CompactionStatus,
+    /// Pauses merges.
+    CompactionPause,
+    /// Ends a pause.
+    CompactionResume,
+    /// Limits merges; 0 is no limit.
+    CompactionLimit {
+        /// Hundredths of a core.
+        #[serde(default)]
+        cores_percent: Option<u32>,
+        /// Bytes of keys and values.
+        #[serde(default)]
+        bytes_per_second: Option<u64>,
+    },
     /// Counters of cores, disks and shards since the start; the client computes the differences.
     Top,
     /// Hands the node over to a program, started as the node was.
@@ -291,6 +328,17 @@ mod tests {
             Request::FilesRelease { hold: 7 },
             Request::IngestBegin { files: 2 },
             Request::IngestFinish { column_family: "default".into(), numbers: vec![8, 9] },
+            Request::CompactBegin {
+                column_family: "default".into(),
+                from: Some("6b".into()),
+                to: None,
+            },
+            Request::CompactState { id: 3 },
+            Request::CompactCancel { id: 3 },
+            Request::CompactionStatus,
+            Request::CompactionPause,
+            Request::CompactionResume,
+            Request::CompactionLimit { cores_percent: Some(50), bytes_per_second: None },
             Request::Top,
             Request::Upgrade { program: Some("/usr/bin/millrace".into()) },
         ] {

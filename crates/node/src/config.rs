@@ -23,17 +23,29 @@ use crate::size::Size;
 /// The default address for clients.
 pub const LISTEN_DEFAULT: &str = "127.0.0.1:6379";
 
+/// The column family that is served if none is named: the one that each database has.
+pub const DEFAULT_FAMILY: &str = "default";
+
+/// Least limit of the space of blob files: below, most of the writing would be collection.
+const BLOB_SPACE_RATIO_MIN: f64 = 1.1;
+
 /// Settings as given by flags or a file. `None` was not given.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Settings {
     /// The database's directory.
     pub data: Option<PathBuf>,
+    /// The column family to serve.
+    pub column_family: Option<String>,
     /// Serve reads only.
     pub read_only: Option<bool>,
     /// What an acknowledged write survives.
     #[serde(default, deserialize_with = "from_text")]
     pub durability: Option<Durability>,
+    /// Store values of this length and longer ones in blob files.
+    pub blob_min: Option<Size>,
+    /// The limit of the space of blob files, as a multiple of their live values; at least 1.1.
+    pub blob_space_max_ratio: Option<f64>,
     /// Take over a database last written by a RocksDB older than 7.8.
     pub adopt: Option<bool>,
     /// Address and port to listen on.
@@ -120,8 +132,11 @@ impl Settings {
     pub fn or(self, other: Settings) -> Settings {
         Settings {
             data: self.data.or(other.data),
+            column_family: self.column_family.or(other.column_family),
             read_only: self.read_only.or(other.read_only),
             durability: self.durability.or(other.durability),
+            blob_min: self.blob_min.or(other.blob_min),
+            blob_space_max_ratio: self.blob_space_max_ratio.or(other.blob_space_max_ratio),
             adopt: self.adopt.or(other.adopt),
             listen: self.listen.or(other.listen),
             cores: self.cores.or(other.cores),
@@ -175,6 +190,8 @@ impl std::str::FromStr for Sandbox {
 pub struct Config {
     /// The database's directory, if the node serves a database.
     pub data: Option<PathBuf>,
+    /// The column family that is served.
+    pub column_family: String,
     /// Disks for virtual machines.
     pub disks: Vec<DiskSpec>,
     /// The state directory, if it was named: see [`crate::default_state`].
@@ -185,6 +202,10 @@ pub struct Config {
     pub read_only: bool,
     /// What an acknowledged write survives.
     pub durability: Durability,
+    /// Store values of at least this many bytes in blob files.
+    pub blob_min: Option<usize>,
+    /// The limit of the space of blob files, as a multiple of their live values.
+    pub blob_space_max_ratio: Option<f64>,
     /// Take over a database last written by a RocksDB older than 7.8.
     pub adopt: bool,
     /// Where to listen.
@@ -230,15 +251,30 @@ impl Config {
                  uri=... socket=...', or --state DIR to attach disks later",
             ));
         }
+        if settings.column_family.is_some() && settings.data.is_none() {
+            let what = "--column-family names a part of a database, and none is served";
+            return Err(usage(what.into()).hint("add --data DIR"));
+        }
         spec::check_all(&settings.disk).map_err(usage)?;
         // A database that another process writes, or that is damaged, is not written.
         let read_only = [settings.read_only, settings.secondary, settings.salvage];
         let read_only = read_only.contains(&Some(true));
-        if read_only && (settings.durability.is_some() || settings.adopt == Some(true)) {
+        let of_writes = settings.durability.is_some()
+            || settings.blob_min.is_some()
+            || settings.blob_space_max_ratio.is_some();
+        if read_only && (of_writes || settings.adopt == Some(true)) {
             return Err(usage(
-                "a node that only reads takes no --durability and no --adopt".into(),
+                "a node that only reads takes no --durability, no --blob-min, no \
+                 --blob-space-max-ratio and no --adopt"
+                    .into(),
             )
             .hint("omit them, or omit --read-only, --secondary and --salvage"));
+        }
+        if let Some(ratio) = settings.blob_space_max_ratio
+            && (!ratio.is_finite() || ratio < BLOB_SPACE_RATIO_MIN)
+        {
+            let what = format!("blob-space-max-ratio must be at least 1.1, not {ratio}");
+            return Err(usage(what).hint("2 is the default; less costs more writes"));
         }
         let listen =
             parse_listen(settings.listen.as_deref().unwrap_or(LISTEN_DEFAULT)).map_err(usage)?;
@@ -263,11 +299,14 @@ impl Config {
         let memory_bytes = memory_bytes(settings.memory, processors.len(), machine)?;
         Ok(Config {
             data: settings.data,
+            column_family: settings.column_family.unwrap_or_else(|| DEFAULT_FAMILY.to_owned()),
             disks: settings.disk,
             state: settings.state,
             admin: settings.admin,
             read_only,
             durability: settings.durability.unwrap_or_default(),
+            blob_min: settings.blob_min.map(Size::bytes),
+            blob_space_max_ratio: settings.blob_space_max_ratio,
             adopt: settings.adopt.unwrap_or(false),
             listen,
             processors,

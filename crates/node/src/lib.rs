@@ -36,7 +36,7 @@ mod upgrade;
 
 pub use admin::{Request, VERSION as ADMIN_VERSION};
 pub use budget::Budget;
-pub use config::{CORE_MEMORY_MIN, Config, LISTEN_DEFAULT, Sandbox, Settings};
+pub use config::{CORE_MEMORY_MIN, Config, DEFAULT_FAMILY, LISTEN_DEFAULT, Sandbox, Settings};
 pub use cores::{Allowed, CoreChoice, place, write_list};
 pub use disks::spec::{DiskSpec, QUEUES_MAX};
 pub use disks::state::{ADMIN_SOCKET, STATE_VARIABLE, default_state};
@@ -49,6 +49,7 @@ pub use machine::Machine;
 pub use mutant::{Mutant, set_mutant};
 pub use process::{CpuTime, count_memory_with, memory_use, resident_bytes};
 
+pub use serve::compactions::LEASE_NS;
 pub use serve::holds::HOLD_NS;
 pub use serve::open::{explain, open, open_for_writing};
 pub use serve::{Database, Ready, serve};

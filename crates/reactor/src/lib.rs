@@ -15,6 +15,7 @@
 mod core;
 mod driver;
 mod edge;
+mod flow;
 mod idle;
 pub mod inbox;
 mod io;
@@ -39,18 +40,22 @@ pub use core::{Core, JoinHandle, OwnedTask, Sleep};
 pub use driver::{
     DirEntry, Image, ImageInfo, ImageOpening, LockGuard, Mode, Opening, Program, SharedFile,
 };
+pub use flow::FlowReport;
 pub use idle::PollMode;
 pub use io::aio_abi;
 pub use io::eventfd::{EventFd, EventWatch};
 pub use io::file::{File, ReadAt};
 pub use io::file_queue::{FileDone, FileIo, FileQueue, QueueFull, SEGMENTS_MAX};
 pub use io::foreign::admit;
+pub use io::mapped::{GROWTH, MappedFile};
 pub use io::net::{Listener, Socket, listen};
 pub use io::unix::{FDS_MAX, UnixListener, UnixSocket};
 pub use io::watch::Watch;
 pub use io::write::{SyncData, WriteAt};
 pub use memory::buf::{BUF_ALIGN, BUF_MAX, Buf, Pool, Promise, SharedBuf, Slice, Spare};
 pub use memory::guard::{Guard, losses};
+pub use memory::mapping::Mapping;
+pub use memory::prefetch::prefetch;
 pub use op::Part;
 pub use poller::{Poller, PollerSlot};
 pub use runtime::{DriverKind, RuntimeConfig, UPGRADE, block_signals, processors, run, signal};

@@ -11,6 +11,7 @@ use std::rc::Rc;
 use std::task::Waker;
 
 use crate::driver::{Fd, IoOp, MetaOut, SimFd, Token};
+use crate::flow::Lane;
 use crate::inbox::Sender;
 use crate::io::file::FileInner;
 use crate::io::file_queue::QueueInner;
@@ -88,6 +89,17 @@ pub(crate) enum Hold {
     },
 }
 
+impl Hold {
+    /// The file of a disk operation.
+    pub fn file(&self) -> Option<&FileInner> {
+        match self {
+            Hold::File { file } => Some(file),
+            Hold::Queue { queue, .. } => Some(queue.file()),
+            Hold::None | Hold::Socket { .. } => None,
+        }
+    }
+}
+
 /// The receiver of a completion. Call [`Ended::tell`] when nothing is borrowed.
 #[must_use]
 pub(crate) enum Ended {
@@ -155,6 +167,8 @@ struct Slot {
     generation: u32,
     state: State,
     nature: Nature,
+    lane: Lane,
+    urgent: bool,
     result: i32,
     waker: Option<Waker>,
     payload: Payload,
@@ -193,6 +207,8 @@ pub(crate) struct Ops {
     pub running: usize,
     /// The disk operations among them.
     pub disk_running: usize,
+    /// Those for which a core does not wait together with others.
+    pub urgent_running: usize,
     /// In a simulated world: the channel on which dropped descriptors announce that they are
     /// closed.
     simulated: Option<Sender<i32>>,
@@ -212,6 +228,8 @@ impl Ops {
                 generation: 0,
                 state: State::Free,
                 nature: Nature::Plain,
+                lane: Lane::None,
+                urgent: false,
                 result: 0,
                 waker: None,
                 payload: Payload::None,
@@ -229,6 +247,22 @@ impl Ops {
         OpId { token, generation: slot.generation }
     }
 
+    /// Notes that a core does not wait for others together with this operation.
+    pub fn set_urgent(&mut self, token: Token) {
+        self.slots[token as usize].urgent = true;
+        self.urgent_running += 1;
+    }
+
+    /// Notes what an operation in flight means to flow control.
+    pub fn set_lane(&mut self, token: Token, lane: Lane) {
+        self.slots[token as usize].lane = lane;
+    }
+
+    /// The same of an operation that has been reaped, once.
+    pub fn take_lane(&mut self, token: Token) -> Lane {
+        self.slots.get_mut(token as usize).map_or(Lane::None, |slot| std::mem::take(&mut slot.lane))
+    }
+
     /// Notes a completion. An unknown token is ignored.
     pub fn complete(&mut self, token: Token, result: i32) -> Ended {
         let Some(slot) = self.slots.get_mut(token as usize) else { return Ended::Unseen };
@@ -239,6 +273,7 @@ impl Ops {
             State::Running => {
                 self.running -= 1;
                 self.disk_running -= usize::from(slot.nature.is_disk());
+                self.urgent_running -= usize::from(std::mem::take(&mut slot.urgent));
                 if let Hold::Queue { queue, slot } = std::mem::take(&mut slot.hold) {
                     self.release(token);
                     return Ended::Queue(queue, slot, result);
@@ -249,6 +284,7 @@ impl Ops {
             }
             State::Orphan => {
                 let nature = slot.nature;
+                self.urgent_running -= usize::from(std::mem::take(&mut slot.urgent));
                 if nature == Nature::Accept && result >= 0 {
                     drop(self.adopt(result));
                 }

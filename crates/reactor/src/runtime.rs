@@ -17,6 +17,7 @@ use crate::driver::epoll::EpollDriver;
 use crate::driver::host::Helpers;
 use crate::driver::remote::{CoreAddress, EndNotice};
 use crate::driver::{Driver, UringDriver};
+use crate::flow::Board;
 use crate::idle::PollMode;
 use crate::log::Log;
 use crate::mesh::Mesh;
@@ -139,6 +140,7 @@ where
     let everybody: Vec<_> = parts.iter().map(|(shared, _)| shared.clone()).collect();
     let meshes = Mesh::connect(&everybody);
     let driver_kind = choose(config.driver, config.confined)?;
+    let board = Arc::new(Board::new(n));
     let mut threads = Vec::new();
     for (id, ((shared, inbox), mesh)) in parts.into_iter().zip(meshes).enumerate() {
         let cpu = config.processors[id];
@@ -146,6 +148,7 @@ where
         let helpers = helpers.clone();
         let config = config.clone();
         let notice = EndNotice(everybody.clone());
+        let board = board.clone();
         let thread = std::thread::Builder::new().name(format!("millrace-core{id}")).spawn(
             move || -> io::Result<T> {
                 let _entered = config.log.as_ref().map(|log| log.enter(Some(id)));
@@ -162,6 +165,7 @@ where
                     disk_depth: config.disk_depth,
                     poll: config.poll,
                     seed: host_seed(id),
+                    board,
                 };
                 let core = Core::new(core_config, shared, inbox, driver, mesh);
                 let result = block_on(&core, main(core.clone()));

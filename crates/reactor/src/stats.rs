@@ -64,6 +64,10 @@ counters! {
     disk_write_bytes,
     /// Syncs of files.
     disk_syncs,
+    /// Accesses of mapped files that were copies, without a system call.
+    mapped_copies,
+    /// Accesses of mapped files that were left to the file, because a copy might have waited.
+    mapped_misses,
     /// Times a task waited for the memory budget.
     memory_waits,
 }

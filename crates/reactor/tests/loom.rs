@@ -22,6 +22,8 @@ use loom::{
 
 use loomable::proof::{find_every_mutant, list_is_complete, prove};
 
+#[path = "../src/memory/gate.rs"]
+mod gate;
 #[path = "../src/inbox.rs"]
 mod inbox;
 #[path = "../src/log/lane.rs"]
@@ -78,6 +80,15 @@ const MUTANTS: &[(&str, &str)] = &[
     ("ranges.give_back_relaxed", "places_are_used_again_by_one_at_a_time"),
     ("ranges.first_relaxed", "places_that_are_added_are_found_whole"),
     ("ranges.add_relaxed", "places_that_are_added_are_found_whole"),
+    ("gate.no_access_fence", "gate_nobody_is_inside_during_a_resize"),
+    ("gate.no_resize_fence", "gate_nobody_is_inside_during_a_resize"),
+    ("gate.look_relaxed", "gate_nobody_is_inside_during_a_resize"),
+    ("gate.ignore_flag", "gate_nobody_is_inside_during_a_resize"),
+    ("gate.ignore_count", "gate_nobody_is_inside_during_a_resize"),
+    ("gate.count_relaxed", "gate_nobody_is_inside_during_a_resize"),
+    ("gate.leave_relaxed", "gate_nobody_is_inside_during_a_resize"),
+    ("gate.open_relaxed", "gate_nobody_is_inside_during_a_resize"),
+    ("gate.two_resizes", "gate_one_resize_at_a_time"),
     ("log.no_claim", "log_two_threads_in_one_lane_lose_nothing_uncounted"),
     ("log.claim_relaxed", "log_two_threads_in_one_lane_lose_nothing_uncounted"),
     ("log.unclaim_relaxed", "log_two_threads_in_one_lane_lose_nothing_uncounted"),
@@ -727,6 +738,77 @@ fn places_that_are_added_are_found_whole() {
     });
 }
 
+// ---- gate ----
+
+/// A mapping, reduced to contents that loom watches.
+struct Mapped {
+    gate: gate::Gate,
+    area: UnsafeCell<usize>,
+}
+
+// SAFETY: the area is accessed inside the gate only, and changed by a resize that is alone; loom
+// fails the execution if that is not so.
+unsafe impl Sync for Mapped {}
+
+impl Mapped {
+    fn new(cores: usize) -> Arc<Mapped> {
+        Arc::new(Mapped { gate: gate::Gate::new(cores), area: UnsafeCell::new(1) })
+    }
+
+    /// What an access of a core reads; `None` if it met a resize.
+    fn read(&self, core: usize) -> Option<usize> {
+        let _inside = self.gate.enter(core)?;
+        // SAFETY: as for `Sync`.
+        Some(self.area.with(|area| unsafe { *area }))
+    }
+
+    /// Resizes once. False if it met another resize, or accesses that were not over.
+    fn resize(&self) -> bool {
+        let Some(closing) = self.gate.close() else { return false };
+        if !closing.is_alone() {
+            return false;
+        }
+        // SAFETY: as for `Sync`.
+        self.area.with_mut(|area| unsafe { *area += 1 });
+        true
+    }
+}
+
+#[test]
+fn gate_nobody_is_inside_during_a_resize() {
+    prove("gate_nobody_is_inside_during_a_resize", Some(3), || {
+        let mapped = Mapped::new(2);
+        let readers: Vec<_> = [0, 1]
+            .map(|core| {
+                let mapped = mapped.clone();
+                thread::spawn(move || mapped.read(core))
+            })
+            .into();
+        let resized = mapped.resize();
+        let most = 1 + usize::from(resized);
+        for reader in readers {
+            let seen = reader.join().unwrap();
+            assert!(seen.is_none_or(|seen| (1..=most).contains(&seen)), "{seen:?}");
+        }
+        assert_eq!(mapped.read(0), Some(most), "the gate is open again");
+        assert!(mapped.resize(), "nobody stayed inside");
+    });
+}
+
+#[test]
+fn gate_one_resize_at_a_time() {
+    prove("gate_one_resize_at_a_time", Some(3), || {
+        let mapped = Mapped::new(1);
+        let other = {
+            let mapped = mapped.clone();
+            thread::spawn(move || mapped.resize())
+        };
+        let (mine, others) = (mapped.resize(), other.join().unwrap());
+        assert!(mine || others, "one of them closes first");
+        assert_eq!(mapped.read(0), Some(1 + usize::from(mine) + usize::from(others)));
+    });
+}
+
 // ---- mutants ----
 
 #[test]
@@ -741,6 +823,7 @@ fn the_list_of_mutants_is_complete() {
         include_str!("../src/sleep.rs"),
         include_str!("../src/inbox.rs"),
         include_str!("../src/mailbox.rs"),
+        include_str!("../src/memory/gate.rs"),
         include_str!("../src/memory/ranges.rs"),
         include_str!("../src/log/lane.rs"),
     ];

@@ -14,6 +14,7 @@
 //! ours is tighter, [`Limits`] says so.
 #![forbid(unsafe_code)]
 
+mod ahead;
 mod constants;
 mod decode;
 mod error;
@@ -24,6 +25,7 @@ mod integer;
 mod request;
 mod writer;
 
+pub use ahead::{GetsAhead, gets_ahead};
 pub use constants::{
     ARGS_MAX, BULK_BYTES_MAX, INLINE_BYTES_MAX, REPLY_DEPTH_MAX, REQUEST_BYTES_MAX,
 };

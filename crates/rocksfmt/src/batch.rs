@@ -113,10 +113,49 @@ impl BatchWriter {
     /// Annotates the batch with its change of the number of keys of the default column family.
     /// RocksDB ignores annotations; see `docs/formats/key-count.md`.
     pub fn note_keys(&mut self, change: i64) {
-        self.bytes.push(tag::LOG_DATA);
         let mut note = KEYS_MAGIC.to_vec();
         put_svarint(&mut note, change);
+        // A batch with a large value would take twice its memory for this last record, which begins
+        // with a tag and a length.
+        self.bytes.reserve_exact(2 + note.len());
+        self.bytes.push(tag::LOG_DATA);
         put_lps(&mut self.bytes, &note);
+    }
+
+    /// Replaces the values of sets by references to blob files: `store` gets column family, key and
+    /// value, and writes the reference if it has stored the value. Everything else stays as it is.
+    ///
+    /// # Errors
+    /// Corruption if the batch does not parse; then it is unchanged.
+    pub fn store_values(
+        &mut self,
+        mut store: impl FnMut(u32, &[u8], &[u8], &mut Vec<u8>) -> bool,
+    ) -> Result<()> {
+        let mut moved: Option<Vec<u8>> = None;
+        let mut index = Vec::new();
+        let mut d = Decoder::new(&self.bytes[BATCH_HEADER_BYTES..]);
+        while !d.is_empty() {
+            let start = self.bytes.len() - d.len();
+            let op = read_op(&mut d)?;
+            let end = self.bytes.len() - d.len();
+            index.clear();
+            match op {
+                Op::Put { cf, key, value } if store(cf, key, value, &mut index) => {
+                    let out = moved.get_or_insert_with(|| self.bytes[..start].to_vec());
+                    put_operation(out, tag::BLOB_INDEX, tag::CF_BLOB_INDEX, cf, key);
+                    put_lps(out, &index);
+                }
+                _ => {
+                    if let Some(out) = &mut moved {
+                        out.extend_from_slice(&self.bytes[start..end]);
+                    }
+                }
+            }
+        }
+        if let Some(moved) = moved {
+            self.bytes = moved;
+        }
+        Ok(())
     }
 
     /// The number of operations so far; each takes a sequence number.
@@ -150,14 +189,18 @@ impl BatchWriter {
     /// Column family 0 has its own tags.
     fn operation(&mut self, tag: u8, cf_tag: u8, cf: u32, key: &[u8]) {
         self.count += 1;
-        if cf == 0 {
-            self.bytes.push(tag);
-        } else {
-            self.bytes.push(cf_tag);
-            put_varint(&mut self.bytes, u64::from(cf));
-        }
-        put_lps(&mut self.bytes, key);
+        put_operation(&mut self.bytes, tag, cf_tag, cf, key);
     }
+}
+
+fn put_operation(out: &mut Vec<u8>, tag: u8, cf_tag: u8, cf: u32, key: &[u8]) {
+    if cf == 0 {
+        out.push(tag);
+    } else {
+        out.push(cf_tag);
+        put_varint(out, u64::from(cf));
+    }
+    put_lps(out, key);
 }
 
 /// One operation of a batch, borrowed from its bytes. `cf` is a column family's id.

@@ -63,6 +63,7 @@ pub use manifest::edit::{EditKind, LEVELS_MAX, VersionEdit, WalAddition};
 pub use manifest::file_meta::{BlobFileMeta, BlobGarbage, FileMeta};
 pub use manifest::names::{FileName, parse_current};
 pub use manifest::options_file::{OPTIONS_BYTES_MAX, OptionsFile, escape_option};
+pub use manifest::options_text::options_with_families;
 pub use manifest::replay::ManifestReplay;
 pub use manifest::state::{ColumnFamily, ManifestState};
 pub use sst::blob::{
@@ -81,7 +82,7 @@ pub use sst::index_search::IndexSearch;
 pub use sst::metaindex::{FilterHandle, Metaindex};
 pub use sst::properties::Properties;
 pub use sst::range_del_aggregator::{
-    ClippedRange, Fragments, RangeDelAggregator, RangeTombstone, clip,
+    ClippedRange, Cutting, Fragments, RangeDelAggregator, RangeTombstone, clip,
 };
 pub use sst::rangedel::{Cover, RangeTombstones, RangeTombstonesBuilder, Stretch};
 pub use sst::xxph3::xxph3;

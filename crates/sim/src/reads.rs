@@ -168,6 +168,7 @@ impl Client {
     async fn get(&mut self) {
         let key = self.key();
         let expected = self.shared.made.model.get(&key).cloned();
+        self.reader.warm(0, &[&key, b"none"]);
         let cached = self.reader.get_cached(0, &key);
         self.judge(&key, cached.map(|answer| answer.map(|v| v.map(|v| v.to_vec()))), &expected);
         let reader = self.reader.clone();

@@ -22,6 +22,11 @@ fn usual() -> u64 {
     if std::env::var_os("MILLRACE_LONG").is_some() { MANY } else { FEW }
 }
 
+/// Whether more than the usual seeds are wanted.
+pub fn thorough() -> bool {
+    std::env::var_os("MILLRACE_LONG").is_some() || number("MILLRACE_SEEDS").is_some()
+}
+
 /// Runs a scenario with `MILLRACE_SEEDS` seeds, or a few, or more with `MILLRACE_LONG`. A failing
 /// seed prints how to replay it: `test` is the name of a test that runs [`one`] seed.
 pub fn each(test: &str, run: impl Fn(u64)) {

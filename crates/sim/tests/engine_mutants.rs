@@ -3,15 +3,16 @@
 
 use sim::copies::copies;
 use sim::damage::damage;
-use sim::engine::{DIR, Flaw, engine};
+use sim::engine::{DIR, FAILING, Flaw, engine};
 use sim::history::history;
 use sim::linear::violation;
 use sim::manifest::manifest_cut_everywhere;
 
 /// Missing syncs, and built-in mutants.
-const FLAWS: [Flaw; 12] = [
+const FLAWS: [Flaw; 20] = [
     Flaw::NoSync(".log"),
     Flaw::NoSync(".sst"),
+    Flaw::NoSync(".blob"),
     Flaw::NoSync("CURRENT.dbtmp"),
     Flaw::NoSync(DIR),
     Flaw::Mutant("manifest_is_not_synced"),
@@ -22,7 +23,17 @@ const FLAWS: [Flaw; 12] = [
     Flaw::Mutant("recovered_is_durable"),
     Flaw::Mutant("groups_are_not_marked"),
     Flaw::Mutant("spares_are_shared"),
+    Flaw::Mutant("blob_file_is_not_registered"),
+    Flaw::Mutant("blob_file_has_no_anchor"),
+    Flaw::Mutant("tables_before_values"),
+    Flaw::Mutant("unused_part_counts_twice"),
+    Flaw::Mutant("gc_takes_files_of_logs"),
+    Flaw::Mutant("moved_values_have_no_names"),
+    Flaw::Mutant("victims_go_first"),
 ];
+
+/// Mutants of healing after failed writes.
+const OF_HEALING: [&str; 3] = ["heals_at_once", "unknown_is_refused", "broken_log_goes_first"];
 
 /// Mutants that only the scenario of the MANIFEST finds.
 const OF_MANIFEST: [&str; 3] =
@@ -43,6 +54,13 @@ fn each_durability_flaw_of_the_engine_is_caught() {
             seeds.clone().find(|&seed| std::panic::catch_unwind(|| engine(seed, flaw)).is_err());
         println!("{flaw:?} is caught by seed {caught:?}");
         assert!(caught.is_some(), "{flaw:?} went unnoticed by {} seeds", seeds.end);
+    }
+    for name in OF_HEALING {
+        let run =
+            |&seed: &u64| std::panic::catch_unwind(|| engine(seed, Flaw::Mutant(name))).is_err();
+        let caught = (FAILING..FAILING + 1000).find(run).map(|seed| seed - FAILING);
+        println!("{name} is caught by seed {caught:?}");
+        assert!(caught.is_some(), "{name} went unnoticed");
     }
     // In world 0 such merges repeat endlessly, which takes long to detect.
     let caught = (1..100).find(|&seed| {

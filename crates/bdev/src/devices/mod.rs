@@ -1,10 +1,9 @@
-//! Devices: files with three engines, files mapped into memory, memory, and null.
+//! Devices: files with four engines, memory, and null.
 //!
 //! They build on `io`, `geometry`, `uri` and `error`, and know neither channels nor layers.
 
 pub(crate) mod aio;
 pub(crate) mod file;
-pub(crate) mod mapped;
 pub(crate) mod mem;
 pub(crate) mod null;
 pub(crate) mod pages;

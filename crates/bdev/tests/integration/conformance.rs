@@ -488,3 +488,27 @@ fn a_block_device_is_a_device_too() {
     }
     losetup(&["--detach", &device]).unwrap();
 }
+
+#[test]
+fn a_mapping_follows_the_size_of_its_file() {
+    on("mapping", &["file:FILE?engine=mmap"], |core, uri| async move {
+        let disk = Disk::open(&core, &uri).await;
+        for size in [4 * SIZE, SIZE / 2, 8 * SIZE] {
+            disk.bdev.resize(&core, size).await.unwrap();
+            let last = size - 4096;
+            assert_eq!(disk.write(last, &[7; 4096]).await, Status::Ok);
+            let before = core.stats().mapped_copies.get();
+            // The page is in memory, but the core may not know yet.
+            for _ in 0..2000 {
+                assert_eq!(disk.read(last, 4096).await.unwrap(), [7; 4096]);
+                if core.is_simulated() || core.stats().mapped_copies.get() > before {
+                    break;
+                }
+                core.sleep_ns(1_000_000).await;
+            }
+            let copied = core.stats().mapped_copies.get() > before;
+            assert!(copied || core.is_simulated(), "{size} bytes");
+            assert_eq!(disk.read(size, 512).await, Err(Status::IoError), "beyond the end");
+        }
+    });
+}

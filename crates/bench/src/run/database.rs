@@ -37,6 +37,8 @@ pub async fn open(
         create,
         memtable_bytes: plan.write.memtable_bytes,
         compression: plan.write.compression,
+        blob_min: plan.write.blob_min,
+        blob_space_max_ratio: plan.write.blob_space_max_ratio,
         ..WriteOptions::default()
     };
     match Db::open_for_writing(core, &plan.data, options, write).await {

@@ -8,7 +8,7 @@ use clap::{Args, ValueHint};
 use node::{CoreChoice, Size};
 use reactor::{DriverKind, PollMode};
 
-use super::values::{driver, durability, poll_mode, seconds};
+use super::values::{driver, durability, poll_mode, seconds, space_ratio};
 
 /// `millrace bench`.
 #[derive(Debug, Args)]
@@ -31,13 +31,15 @@ use super::values::{driver, durability, poll_mode, seconds};
         millrace bench readrandomwriterandom --data DIR --write-percent 10 --rate 20000\n  \
         millrace bench ycsb --workload a --data DIR --memory 400M --compression lz4\n  \
         millrace bench locks --seconds 10\n  \
+        millrace bench mapped --data DIR --size 1G --depth 32\n  \
+        millrace bench beside --data DIR --cores 2 --durability process --rounds 3\n  \
         millrace bench vdisk --disk mem:1G --rw randrw --verify --cores 0,1\n  \
         millrace bench vdisk --socket disk.sock --rw randread --depth 128\n  \
         millrace bench --peers --data DIR --out results\n  \
         millrace bench --peers --data DIR --only '90 % gets' --plot p99.svg\n  \
         millrace bench --peers --from results/2026-11-22T222700Z.json --plot p99.svg\n\n\
-        fillseq and fillrandom need an empty directory; overwrite and readwhilewriting change the \
-        database.\n\n\
+        fillseq and fillrandom need an empty directory; overwrite, readwhilewriting and beside change \
+        the database.\n\n\
         The database must have db_bench's keys, numbered from 0:\n  \
         db_bench --db=DIR --benchmarks=fillseq,compact --num=4000000 --value_size=1000 \\\n    \
         --block_size=4096 --bloom_bits=10 --compression_type=none\n\n\
@@ -49,8 +51,8 @@ pub struct BenchArgs {
     /// The case to measure; the names have the same meaning as in db_bench
     #[arg(value_name = "CASE", value_parser = case(), required_unless_present = "peers")]
     pub case: Option<Case>,
-    /// The RocksDB directory to read or write
-    #[arg(long, value_name = "DIR", required_if_eq_any = with_database())]
+    /// The RocksDB directory to read or write; with mapped, the directory for its file
+    #[arg(long, value_name = "DIR", required_if_eq_any = with_directory())]
     #[arg(value_hint = ValueHint::DirPath)]
     pub data: Option<PathBuf>,
     /// How many cores to use, or which: 2, or 0,2-3
@@ -59,12 +61,16 @@ pub struct BenchArgs {
     /// one for rows with two. With vdisk, the target's and the front end's.
     #[arg(long, value_name = "N|LIST", default_value = "1")]
     pub cores: CoreChoice,
-    /// Calls in flight on each core [default: 64 for readrandom, 32 for vdisk, 1 for the others]
+    /// Calls in flight on each core [default: 64 for readrandom, 32 for mapped and vdisk, 1 for
+    /// the others]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=65536))]
     pub depth: Option<u32>,
     /// How long to measure
     #[arg(long, value_name = "S", default_value = "10", value_parser = seconds)]
     pub seconds: f64,
+    /// Bytes of the file of mapped
+    #[arg(long, value_name = "SIZE", default_value = "1G")]
+    pub size: Size,
     /// The memory budget, mostly block cache; without this there is no block cache
     #[arg(long, value_name = "SIZE")]
     pub memory: Option<Size>,
@@ -120,6 +126,12 @@ pub struct BenchArgs {
     /// The compression of the tables written
     #[arg(long, value_name = "NAME", value_parser = compression(), default_value = "none")]
     pub compression: Compression,
+    /// Store values of at least this size in blob files
+    #[arg(long, value_name = "SIZE")]
+    pub blob_min: Option<Size>,
+    /// The limit of the space of blob files, as a multiple of their live values
+    #[arg(long, value_name = "RATIO", value_parser = space_ratio)]
+    pub blob_space_max_ratio: Option<f64>,
     /// After the writes, wait until nothing is left to flush or to merge, and include that time
     #[arg(long)]
     pub drain: bool,
@@ -179,14 +191,8 @@ pub struct BenchArgs {
     /// Also measure the peers, in turn with Millrace, and print the table of docs/BENCHMARKS.md
     #[arg(long, conflicts_with_all = ["case", "depth", "cached", "batch", "nexts", "reverse"])]
     pub peers: bool,
-    /// Rounds of --peers; the median counts
-    #[arg(
-        long,
-        value_name = "N",
-        default_value = "3",
-        requires = "peers",
-        conflicts_with = "case"
-    )]
+    /// Rounds of --peers and of beside; the median counts
+    #[arg(long, value_name = "N", default_value = "3")]
     #[arg(value_parser = clap::value_parser!(u32).range(1..=99))]
     pub rounds: u32,
     /// The directory for the raw samples of --peers, written as a dated JSON file
@@ -208,8 +214,9 @@ pub struct BenchArgs {
 }
 
 /// The cases that need a directory, for `required_if_eq_any`.
-fn with_database() -> Vec<(&'static str, &'static str)> {
-    let cases = Case::ALL.into_iter().filter(|case| case.has_database());
+fn with_directory() -> Vec<(&'static str, &'static str)> {
+    let needs = |case: &Case| case.has_database() || *case == Case::Mapped;
+    let cases = Case::ALL.into_iter().filter(needs);
     cases.map(|case| ("case", case.name())).collect()
 }
 

@@ -7,7 +7,9 @@ use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, Subcommand, ValueHint};
 use reactor::DriverKind;
 
+use super::compaction::{CompactArgs, CompactionCommand};
 use super::copies::{BackupCommand, CheckpointArgs, IngestArgs, RestoreArgs};
+use super::families::FamiliesCommand;
 use super::values::driver;
 use crate::style::Style;
 
@@ -153,6 +155,22 @@ pub enum KvCommand {
     Ingest(IngestArgs),
     /// Restore a backup into a new directory
     Restore(RestoreArgs),
+    /// List, make and drop the column families of a database
+    #[command(subcommand_required = true, arg_required_else_help = true)]
+    ColumnFamilies {
+        /// What to do with them.
+        #[command(subcommand)]
+        command: FamiliesCommand,
+    },
+    /// Compact a range of keys, or all, of a database, running or not
+    Compact(CompactArgs),
+    /// Watch, pause and limit the merges of a running node
+    #[command(subcommand_required = true, arg_required_else_help = true)]
+    Compaction {
+        /// What to do.
+        #[command(subcommand)]
+        command: CompactionCommand,
+    },
     /// Describe a database: levels, files, sizes, column families, options
     #[command(after_help = "Examples:\n  \
         millrace kv stat --data DIR\n  \
@@ -167,11 +185,21 @@ pub enum KvCommand {
         millrace kv check --data DIR\n\n\
         Reads every block of every file, the write-ahead logs and the MANIFEST, and verifies \
         checksums, order and counts. Names the file and offset of each damage; exits with 1 if \
-        there is any. Needs the directory; works while a node serves it read-only.")]
+        there is any. Needs the directory; works while a node serves it read-only.\n\n\
+        --repair makes a damaged directory a database again. It drops the files that are missing \
+        or cannot be opened, rebuilds the MANIFEST if it cannot be read, and lists what is lost. \
+        Dropped files stay in the directory 'lost'. Exit codes: 0 repaired, or nothing to repair; \
+        1 repaired, but something is lost or stays damaged; 2 not repaired.")]
     Check {
         /// Where to read.
         #[command(flatten)]
         source: Source,
+        /// Drop what cannot be read, and rebuild the MANIFEST if needed
+        #[arg(long, conflicts_with_all = ["connect", "secondary", "salvage"])]
+        repair: bool,
+        /// With --repair: only say what would be done
+        #[arg(long, requires = "repair")]
+        dry_run: bool,
     },
 }
 

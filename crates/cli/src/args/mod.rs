@@ -4,7 +4,9 @@
 //! Each command's flags have their own file; `values` is below them.
 
 mod bench;
+mod compaction;
 mod copies;
+mod families;
 mod kv;
 mod node;
 mod serve;
@@ -13,9 +15,11 @@ mod values;
 use clap::{Parser, Subcommand};
 
 pub use self::bench::BenchArgs;
+pub use self::compaction::{CompactArgs, CompactionCommand};
 pub use self::copies::{
     BackupCommand, Backups, CheckpointArgs, Copying, IngestArgs, Original, RestoreArgs,
 };
+pub use self::families::{FamiliesCommand, FamiliesPlace};
 pub use self::kv::{Entries, KvCommand, Source, Target};
 pub use self::node::{DiskCommand, NodeArgs, TopArgs, UpgradeArgs};
 pub use self::serve::ServeArgs;
@@ -125,12 +129,43 @@ mod tests {
     }
 
     #[test]
+    fn a_compaction_is_of_a_directory_or_a_node() {
+        assert!(parse("millrace kv compact").is_ok());
+        assert!(parse("millrace kv compact --from a --to b --hex --admin s --json").is_ok());
+        assert!(parse("millrace kv compact --data d --adopt --io epoll").is_ok());
+        assert!(parse("millrace kv compact --data d --admin s").is_err());
+        assert!(parse("millrace kv compact --adopt").is_err());
+    }
+
+    #[test]
+    fn a_limit_is_a_number_or_none() {
+        let limits = |flags: &str| {
+            let line = format!("millrace kv compaction limit {flags}");
+            match parse(line.trim_end())?.command {
+                Command::Kv {
+                    command:
+                        KvCommand::Compaction { command: CompactionCommand::Limit { cores, rate, .. } },
+                } => Ok((cores, rate)),
+                other => Err(format!("{other:?}")),
+            }
+        };
+        assert_eq!(limits("--cores 0.5"), Ok((Some(50), None)));
+        assert_eq!(limits("--cores none --rate 10M"), Ok((Some(0), Some(10 << 20))));
+        assert_eq!(limits("--rate none"), Ok((None, Some(0))));
+        for wrong in ["", "--cores 0", "--cores 0.001", "--cores -1", "--cores x", "--rate 0"] {
+            assert!(limits(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
     fn bench_needs_a_case_or_peers() {
         assert!(parse("millrace bench readrandom --data d --cores 0,1").is_ok());
         assert!(parse("millrace bench --peers").is_ok());
         assert!(parse("millrace bench --data d").is_err());
         assert!(parse("millrace bench readseq").is_err());
         assert!(parse("millrace bench locks").is_ok());
+        assert!(parse("millrace bench mapped --data d --size 4G").is_ok());
+        assert!(parse("millrace bench mapped").is_err());
         assert!(parse("millrace bench vdisk --socket s --rw randrw --verify --cores 0,1").is_ok());
         assert!(parse("millrace bench vdisk --disk null:1G --depth 128 --queues 2").is_ok());
         assert!(parse("millrace bench vdisk --socket s --disk null:1G").is_err());

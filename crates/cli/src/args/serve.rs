@@ -9,7 +9,7 @@ use node::{CoreChoice, DiskSpec, Sandbox, Size};
 use reactor::log::{Filter, Format};
 use reactor::{DriverKind, PollMode};
 
-use super::values::{driver, durability, poll_mode};
+use super::values::{driver, durability, poll_mode, space_ratio};
 
 /// `millrace serve`.
 #[derive(Debug, Args)]
@@ -43,6 +43,11 @@ pub struct ServeArgs {
     /// The RocksDB directory to serve; a missing one is created
     #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
     pub data: Option<PathBuf>,
+    /// The column family to serve [default: default]
+    ///
+    /// Only the keys of the default family are counted exactly.
+    #[arg(long, value_name = "NAME")]
+    pub column_family: Option<String>,
     /// Take no writes and change nothing in the directory
     #[arg(long)]
     pub read_only: bool,
@@ -80,6 +85,19 @@ pub struct ServeArgs {
     /// end of the machine. SAVE flushes all earlier writes.
     #[arg(long, value_name = "LEVEL", value_parser = durability())]
     pub durability: Option<Durability>,
+    /// Store values of at least this size in blob files [default: none]
+    ///
+    /// Such a value is written once; merges move a short reference to it. Garbage in blob files is
+    /// collected. Without this option the database's own OPTIONS decide.
+    #[arg(long, value_name = "SIZE")]
+    pub blob_min: Option<Size>,
+    /// The limit of the space of blob files, as a multiple of their live values [default: 2]
+    ///
+    /// On the way to it garbage is collected; near it, writes are slowed to what collection can
+    /// take. At least 1.1. With this option garbage is collected whatever the database's OPTIONS
+    /// say.
+    #[arg(long, value_name = "RATIO", value_parser = space_ratio)]
+    pub blob_space_max_ratio: Option<f64>,
     /// Write to a database last written by a RocksDB older than 7.8
     ///
     /// Afterwards only RocksDB 7.8 and newer read it.

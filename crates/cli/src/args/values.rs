@@ -19,6 +19,23 @@ pub fn driver() -> impl TypedValueParser<Value = DriverKind> {
     PossibleValuesParser::new(["auto", "io_uring", "epoll"]).try_map(|text| text.parse())
 }
 
+/// Cores, in hundredths; 0 for `none`.
+pub fn cores(text: &str) -> Result<u32, String> {
+    match text.parse::<f64>() {
+        _ if text == "none" => Ok(0),
+        Ok(cores) if (0.01..=1024.0).contains(&cores) => Ok((cores * 100.0).round() as u32),
+        _ => Err("cores must be a number from 0.01 to 1024, or none".to_owned()),
+    }
+}
+
+/// Bytes for each live byte.
+pub fn space_ratio(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(ratio) if (1.1..=1000.0).contains(&ratio) => Ok(ratio),
+        _ => Err("the ratio must be a number from 1.1 to 1000".to_owned()),
+    }
+}
+
 /// A duration in seconds.
 pub fn seconds(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {

@@ -1,11 +1,14 @@
 //! `kv checkpoint`, `kv backup` and `kv restore`. This process copies the files, also those of a
 //! running node.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use lsm::{BackupDir, Checkpoint, CreatedBackup, FileList, RestoredBackup, Transfer};
+use lsm::{
+    BackupDir, Checkpoint, CreatedBackup, Db, FileList, OpenOptions, RestoredBackup, Transfer,
+    WriteOptions, Writer,
+};
 use node::Size;
 use reactor::Core;
 use reactor::log::utc;
@@ -15,7 +18,7 @@ use super::original::Files;
 use crate::args::{BackupCommand, Backups, CheckpointArgs, Copying, Original, RestoreArgs};
 use crate::failure::{Failure, Verdict};
 use crate::output::{Out, table, thousands};
-use crate::tool_core::on_core;
+use crate::tool_core::{POOL_BYTES, on_core};
 
 /// `kv checkpoint`.
 pub fn checkpoint(args: CheckpointArgs) -> Result<Verdict, Failure> {
@@ -281,4 +284,21 @@ pub fn progress_bar(what: &str) -> ProgressBar {
 pub fn show(bar: &ProgressBar, done: u64, total: u64) {
     bar.set_length(total.max(done));
     bar.set_position(done);
+}
+
+/// Opens a closed directory for a command that can also ask a running node. Suspends for the disk.
+pub(super) async fn open_closed(
+    core: &Core,
+    data: &Path,
+    write: WriteOptions,
+) -> Result<(Db, Writer), Failure> {
+    let options = OpenOptions { cache_bytes: POOL_BYTES / 4, ..OpenOptions::default() };
+    node::open_for_writing(core, data, options, write).await.map_err(|error| {
+        let is_locked = error.kind() == node::Kind::Locked;
+        let failure: Failure = error.into();
+        match is_locked {
+            true => failure.hint("if it is a node, leave out --data, and name it with --state"),
+            false => failure,
+        }
+    })
 }

@@ -5,19 +5,19 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use ::kv::Shard;
-use lsm::{IngestFiles, OpenOptions, Transfer, WriteOptions};
+use lsm::{IngestFiles, Transfer, WriteOptions};
 use node::Request;
 use node::Size;
 use reactor::Core;
 use serde_json::{Value, json};
 
-use super::copies::{failure, print, progress_bar, show};
+use super::copies::{failure, open_closed, print, progress_bar, show};
 use crate::admin::Admin;
 use crate::answer::{array, number};
 use crate::args::{IngestArgs, Original};
 use crate::failure::{Failure, Verdict};
 use crate::output::thousands;
-use crate::tool_core::{POOL_BYTES, on_core};
+use crate::tool_core::on_core;
 
 /// Runs the command.
 #[expect(
@@ -120,16 +120,7 @@ async fn into_directory(
     moves: bool,
     into: &Original,
 ) -> Result<Value, Failure> {
-    let options = OpenOptions { cache_bytes: POOL_BYTES / 4, ..OpenOptions::default() };
-    let opened = node::open_for_writing(core, data, options, WriteOptions::default()).await;
-    let (db, writer) = opened.map_err(|error| -> Failure {
-        let is_locked = error.kind() == node::Kind::Locked;
-        let failure: Failure = error.into();
-        match is_locked {
-            true => failure.hint("if it is a node, leave out --data, and name it with --state"),
-            false => failure,
-        }
-    })?;
+    let (db, writer) = open_closed(core, data, WriteOptions::default()).await?;
     let shard = Shard::new(core, db.attach(core), writer);
     let ingest = async {
         let families = shard.column_families();

@@ -4,14 +4,18 @@
 //! data came from.
 
 mod change;
+mod compact;
+mod compaction;
 mod copies;
 mod directory;
+mod families;
 mod import;
 mod ingest;
 mod listing;
 mod node;
 mod original;
 mod print;
+mod repair;
 mod report;
 mod stat;
 mod steps;
@@ -69,12 +73,16 @@ pub fn run(command: KvCommand) -> Result<Verdict, Failure> {
         KvCommand::Checkpoint(args) => copies::checkpoint(args),
         KvCommand::Backup { command } => copies::backup(command),
         KvCommand::Ingest(args) => ingest::run(args),
+        KvCommand::Compact(args) => compact::run(args),
+        KvCommand::Compaction { command } => compaction::run(command),
         KvCommand::Restore(args) => copies::restore(args),
+        KvCommand::ColumnFamilies { command } => families::run(command),
         KvCommand::Stat { source } => match &source.location.connect {
             Some(address) => node::stat(address, &source),
             None => directory::stat(source),
         },
-        KvCommand::Check { source } => match &source.location.connect {
+        KvCommand::Check { source, repair: true, dry_run } => repair::run(source, dry_run),
+        KvCommand::Check { source, .. } => match &source.location.connect {
             Some(_) => Err(Failure::new("cannot check a running node through its port").hint(
                 "use --data DIR: the check reads the files, and works while a node serves them \
                  read-only",

@@ -4,7 +4,7 @@
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use lsm::{ClosedFiles, FileList, FilePrefix};
+use lsm::{BlobPrefix, ClosedFiles, FileList, FilePrefix};
 use node::{HOLD_NS, Request};
 use reactor::Core;
 use serde_json::Value;
@@ -115,11 +115,17 @@ fn parse(answer: &Value) -> Option<(FileList, u64)> {
         Some(FilePrefix { number: file["number"].as_u64()?, bytes: file["bytes"].as_u64() })
     };
     let logs = answer["logs"].as_array()?.iter().map(prefix).collect::<Option<_>>()?;
+    let blob = |file: &Value| {
+        let (end, count) = (file["end"].as_u64()?, file["count"].as_u64()?);
+        Some(BlobPrefix { number: file["number"].as_u64()?, end, count })
+    };
+    let open_blobs = answer["open_blobs"].as_array()?.iter().map(blob).collect::<Option<_>>()?;
     let list = FileList {
         directory: PathBuf::from(answer["directory"].as_str()?),
         sequence: answer["sequence"].as_u64()?,
         manifest: prefix(&answer["manifest"])?,
         logs,
+        open_blobs,
     };
     Some((list, answer["hold"].as_u64()?))
 }

@@ -37,6 +37,8 @@ fn family_json(family: &FamilyStat) -> Value {
                 "entries": level.entries,
                 "deletions": level.deletions,
                 "damaged": level.damaged,
+                "target_bytes": level.target_bytes,
+                "score": level.score,
             })
         })
         .collect();
@@ -50,12 +52,29 @@ fn family_json(family: &FamilyStat) -> Value {
         "files": family.levels.iter().map(|level| level.files).sum::<usize>(),
         "bytes": family.levels.iter().map(|level| level.bytes).sum::<u64>(),
         "levels": levels,
+        "base_level": family.base_level,
+        "debt_bytes": family.debt_bytes,
+        "live_bytes": family.live_bytes,
+        "space_amplification": space_amplification(family),
         "blob_files": family.blob_files,
         "blob_bytes": family.blob_bytes,
         "blob_garbage_bytes": family.blob_garbage_bytes,
+        "blob_space_amplification": blob_space_amplification(family),
         "features": family.features,
         "options": family.options,
     })
+}
+
+/// Bytes of tables for each live byte, about; 0 without tables.
+fn space_amplification(family: &FamilyStat) -> f64 {
+    let bytes: u64 = family.levels.iter().map(|level| level.bytes).sum();
+    if family.live_bytes == 0 { 0.0 } else { bytes as f64 / family.live_bytes as f64 }
+}
+
+/// Bytes of blob files for each byte of live values; 0 without any.
+fn blob_space_amplification(family: &FamilyStat) -> f64 {
+    let live = family.blob_bytes.saturating_sub(family.blob_garbage_bytes);
+    if live == 0 { 0.0 } else { family.blob_bytes as f64 / live as f64 }
 }
 
 /// The description for people, line by line.
@@ -110,16 +129,17 @@ fn family_text(out: &mut String, family: &FamilyStat) {
     if family.levels.iter().any(|level| level.files > 0) {
         let _ = writeln!(
             out,
-            "  {:>5} {:>7} {:>10} {:>15} {:>15}",
-            "level", "files", "size", "entries", "tombstones"
+            "  {:>5} {:>7} {:>10} {:>6} {:>15} {:>15}",
+            "level", "files", "size", "score", "entries", "tombstones"
         );
     }
     for (number, level) in family.levels.iter().enumerate().filter(|(_, level)| level.files > 0) {
         let _ = write!(
             out,
-            "  {number:>5} {:>7} {:>10} {:>15} {:>15}",
+            "  {number:>5} {:>7} {:>10} {:>6.2} {:>15} {:>15}",
             thousands(level.files as u64),
             Size(level.bytes).to_string(),
+            level.score,
             thousands(level.entries),
             thousands(level.deletions)
         );
@@ -130,13 +150,23 @@ fn family_text(out: &mut String, family: &FamilyStat) {
             }
         }
     }
+    if family.live_bytes > 0 {
+        let _ = writeln!(
+            out,
+            "  base level {}, debt of merges {}, space amplification {:.2}",
+            family.base_level,
+            Size(family.debt_bytes),
+            space_amplification(family)
+        );
+    }
     if family.blob_files > 0 {
         let _ = writeln!(
             out,
-            "  {} blob files, {}, of which {} are garbage",
+            "  {} blob files, {}, of which {} are garbage; space amplification {:.2}",
             family.blob_files,
             Size(family.blob_bytes),
-            Size(family.blob_garbage_bytes)
+            Size(family.blob_garbage_bytes),
+            blob_space_amplification(family)
         );
     }
     for (feature, files) in &family.features {
@@ -166,7 +196,14 @@ mod tests {
     use super::*;
 
     fn stat() -> Stat {
-        let level = LevelStat { files: 2, bytes: 4096, entries: 1500, deletions: 3, damaged: 1 };
+        let level = LevelStat {
+            files: 2,
+            bytes: 4096,
+            entries: 1500,
+            deletions: 3,
+            damaged: 1,
+            ..LevelStat::default()
+        };
         Stat {
             db_id: Some("an-id".into()),
             manifest: "MANIFEST-000005".into(),
@@ -182,6 +219,9 @@ mod tests {
                 estimated_keys: 1497,
                 memtable_entries: 0,
                 levels: vec![LevelStat::default(), level],
+                base_level: 1,
+                debt_bytes: 0,
+                live_bytes: 4096,
                 blob_files: 0,
                 blob_bytes: 0,
                 blob_garbage_bytes: 0,
@@ -200,7 +240,7 @@ mod tests {
             text.lines().filter(|line| line.trim_start().starts_with('1')).collect();
         assert_eq!(levels.len(), 1, "{text}");
         let words: Vec<&str> = levels[0].split_whitespace().collect();
-        assert_eq!(words, ["1", "2", "4", "KiB", "1,500", "3", "(1", "damaged)"]);
+        assert_eq!(words, ["1", "2", "4", "KiB", "0.00", "1,500", "3", "(1", "damaged)"]);
         assert!(text.contains("  format version 5: 1 file\n"), "{text}");
         assert!(text.contains("    bottommost_compression=kZSTD\n"), "{text}");
     }

@@ -198,7 +198,7 @@ impl Session {
                 node: state.node.info(),
                 settings: state.node.settings(),
                 cores: &cores,
-                shard: ShardReport::ask(&state).await,
+                shard: ShardReport::ask_in_full(&state).await,
                 memory: state.reader.db().memory(),
                 keys: state.keys().unwrap_or(0),
                 unix_time_ms: state.core.unix_time_ms(),

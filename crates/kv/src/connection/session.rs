@@ -24,7 +24,7 @@ use crate::core::state::CoreState;
 use crate::read::small::{self, ScanOrder};
 use crate::read::stream::{RangeStream, Stream};
 use crate::read::walk::Walk;
-use crate::settings::{FAMILY, Settings};
+use crate::settings::Settings;
 
 /// The state of one conversation.
 pub(crate) struct Session {
@@ -132,9 +132,14 @@ impl Session {
         consumed: &mut usize,
     ) -> Option<usize> {
         self.waits_for_pause = false;
+        let mut warmed = 0;
         let missing = loop {
             if !self.may_take() {
                 break None;
+            }
+            // Reads that wait for writes come back here each time the connection is woken.
+            if *consumed >= warmed && !self.replies.is_writing() {
+                warmed = *consumed + self.warm(&input[*consumed..]);
             }
             let rest = &mut input[*consumed..];
             let progress = match self.held.take() {
@@ -166,6 +171,22 @@ impl Session {
         let executed = std::mem::take(&mut self.executed);
         self.state.count(|stats| stats.commands += executed);
         missing
+    }
+
+    /// Brings what the `GET`s with which the input begins will read into the processor's caches.
+    /// Returns the bytes of these commands.
+    fn warm(&self, input: &[u8]) -> usize {
+        let mut keys = [&[][..]; lsm::WARM_MAX];
+        let mut ahead = resp::gets_ahead(input);
+        let mut count = 0;
+        for (to, key) in keys.iter_mut().zip(ahead.by_ref()) {
+            *to = key;
+            count += 1;
+        }
+        if count > 1 {
+            self.state.reader.warm(self.state.family, &keys[..count]);
+        }
+        ahead.bytes()
     }
 
     /// Whether the event it waited for has come: room for writes, memory for a reply, or the length
@@ -319,7 +340,7 @@ impl Session {
             // The shard meets the same error.
             Ok(None) | Err(_) => 0,
         };
-        if let Some(found) = self.state.reader.get_cached(FAMILY, key) {
+        if let Some(found) = self.state.reader.get_cached(self.state.family, key) {
             return Some(length(found));
         }
         let (state, client, key) = (self.state.clone(), self.client.clone(), key.to_vec());
@@ -327,7 +348,7 @@ impl Session {
         self.lookup = Some(receiver);
         self.state.core.spawn(Class::Foreground, async move {
             // The connection may have gone.
-            let _ = sender.send(length(state.reader.get(FAMILY, &key, None).await));
+            let _ = sender.send(length(state.reader.get(state.family, &key, None).await));
             client.wake();
         });
         None

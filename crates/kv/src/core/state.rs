@@ -5,7 +5,7 @@ use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::sync::Arc;
 
-use lsm::Reader;
+use lsm::{CfId, Reader};
 use reactor::Core;
 
 use crate::client::gauge::Gauge;
@@ -65,6 +65,8 @@ pub(crate) struct CoreState {
     /// The node is stopping: no new commands are taken.
     pub stopping: Cell<bool>,
     pub started_ns: u64,
+    /// The column family whose keys the protocol shows.
+    pub family: CfId,
     /// The keys' order is the reverse of byte order.
     pub descending: bool,
     pub large: Rc<LargeRequests>,
@@ -74,6 +76,8 @@ pub(crate) struct CoreState {
     pub pinned_bytes: Gauge,
     /// Reads in progress, in tasks of their own.
     pub reads: Gauge,
+    /// Bytes of values that were read before their turn and wait for it.
+    pub found_bytes: Gauge,
     pub idle_buffer_bytes: Gauge,
 }
 
@@ -85,12 +89,14 @@ impl CoreState {
         node: Arc<NodeState>,
         shard: Option<Shard>,
     ) -> Rc<Self> {
+        let family = node.settings().family;
         let families = reader.db().column_families();
         let descending =
-            families.iter().any(|family| family.id == FAMILY && family.comparator == DESCENDING);
+            families.iter().any(|known| known.id == family && known.comparator == DESCENDING);
         Rc::new(Self {
             core: core.clone(),
             reader,
+            family,
             descending,
             clients: Clients::new(core.id(), core.cores()),
             scans: RefCell::new(ScanTable::new(core.id())),
@@ -106,17 +112,23 @@ impl CoreState {
             room: ReplyRoom::default(),
             pinned_bytes: Gauge::default(),
             reads: Gauge::default(),
+            found_bytes: Gauge::default(),
             idle_buffer_bytes: Gauge::default(),
             posters: Posters::new(&node),
             node,
         })
     }
 
+    /// The number of keys where they are counted: only those of the default family may be.
+    pub fn counted_keys(&self) -> Option<u64> {
+        self.reader.db().keys().filter(|_| self.family == FAMILY)
+    }
+
     /// The number of keys: exact where they are counted, otherwise an estimate.
     pub fn keys(&self) -> lsm::Result<u64> {
-        match self.reader.db().keys() {
+        match self.counted_keys() {
             Some(keys) => Ok(keys),
-            None => self.reader.approximate_keys(FAMILY),
+            None => self.reader.approximate_keys(self.family),
         }
     }
 

@@ -2,12 +2,11 @@
 
 use std::rc::Rc;
 
-use reactor::CoreStats;
+use reactor::{CoreStats, FlowReport};
 
 use crate::core::state::CoreState;
 use crate::info::exposition::Exposition;
-use crate::info::{CoreReport, ShardReport};
-use crate::settings::FAMILY;
+use crate::info::{CoreReport, ShardReport, compaction};
 
 /// Reports the metrics of all cores, on the core that created it.
 #[derive(Clone)]
@@ -42,14 +41,17 @@ impl Reporter {
         .value(state.reader.db().memory().tables_budget);
         text.gauge("memory_budget_bytes", "Memory that the node may use")
             .value(node.memory_budget_bytes());
-        let counted = state.reader.db().keys();
-        let keys = counted.or(state.reader.approximate_keys(FAMILY).ok()).unwrap_or(0);
+        let counted = state.counted_keys();
+        let keys = state.keys().unwrap_or(0);
         text.gauge("keys", "Keys in the database; an estimate unless they are counted").value(keys);
         text.gauge("keys_counted", "1 when the number of keys is exact")
             .value(u8::from(counted.is_some()));
         write_cores(text, &cores);
-        if let Some(shard) = ShardReport::ask(state).await {
+        if let Some(shard) = ShardReport::ask_in_full(state).await {
             write_shard(text, &shard);
+            if let Some(status) = &shard.compaction {
+                compaction::write(text, status);
+            }
         }
     }
 }
@@ -81,10 +83,9 @@ impl Reporter {
     /// Sums up all cores that answer. Suspends for their answers.
     pub async fn glance(&self) -> Glance {
         let state = &self.0;
-        let db = state.reader.db();
         let mut glance = Glance {
             writing_core: state.node.shard_core(),
-            keys: db.keys().or(state.reader.approximate_keys(FAMILY).ok()).unwrap_or(0),
+            keys: state.keys().unwrap_or(0),
             ..Glance::default()
         };
         for core in state.ask_all(|there| CoreReport::of(there)).await {
@@ -190,6 +191,23 @@ const SHARD_COUNTERS: &[(&str, &str, Written)] = &[
     ("wal_files_total", "Write-ahead logs begun", |shard| shard.writer.logs),
     ("flushed_tables_total", "Tables written from memtables", |shard| shard.writer.flushed_tables),
     ("flushed_bytes_total", "Bytes of these tables", |shard| shard.writer.flushed_bytes),
+    ("blob_files_total", "Blob files begun", |shard| shard.writer.blob_files),
+    ("blob_values_total", "Values stored in blob files", |shard| shard.writer.blob_values),
+    ("blob_written_bytes_total", "Bytes of these values with keys and headers", |shard| {
+        shard.writer.blob_bytes
+    }),
+    ("blob_collections_total", "Collections of garbage in blob files", |shard| {
+        shard.writer.blob_collections
+    }),
+    ("blob_moved_values_total", "Values that these moved to new blob files", |shard| {
+        shard.writer.blob_moved_values
+    }),
+    ("blob_moved_bytes_total", "Bytes of these values with keys and headers", |shard| {
+        shard.writer.blob_moved_bytes
+    }),
+    ("blob_tables_bytes_total", "Bytes of the tables that these wrote again", |shard| {
+        shard.writer.blob_tables_bytes
+    }),
     ("compactions_total", "Merges of tables", |shard| shard.writer.merges),
     ("compaction_read_bytes_total", "Bytes of the tables merged", |shard| {
         shard.writer.merged_bytes
@@ -199,9 +217,12 @@ const SHARD_COUNTERS: &[(&str, &str, Written)] = &[
     }),
     (
         "writes_refused_total",
-        "Batches refused because the disk was full, or no table could be written",
+        "Batches refused because the disk was full, or something could not be written for now",
         |shard| shard.writer.refused,
     ),
+    ("heals_total", "Logs and MANIFESTs that were replaced after a failed write", |shard| {
+        shard.writer.heals
+    }),
     ("table_failures_total", "Flushes and merges that failed and were tried again", |shard| {
         shard.writer.table_failures
     }),
@@ -211,8 +232,11 @@ const SHARD_COUNTERS: &[(&str, &str, Written)] = &[
 ];
 
 const SHARD_GAUGES: &[(&str, &str, Written)] = &[
-    ("writing_failed", "1 when writing has ended because a write failed", |shard| {
+    ("writing_failed", "1 when writing has ended until a restart", |shard| {
         u64::from(shard.failure.is_some())
+    }),
+    ("healing", "1 while a log or MANIFEST that failed is not replaced yet", |shard| {
+        shard.writer.healing
     }),
     ("disk_full", "1 while writes, flushes or merges wait for space on the disk", |shard| {
         shard.writer.disk_full
@@ -230,6 +254,17 @@ const SHARD_GAUGES: &[(&str, &str, Written)] = &[
     ("level0_files", "Tables of level 0 in the column family that has most", |shard| {
         shard.writer.level0_files
     }),
+    ("blob_bytes", "Bytes of all values in complete blob files, live or not", |shard| {
+        shard.writer.blob_total_bytes
+    }),
+    ("blob_live_bytes", "Bytes of those that tables or logs refer to", |shard| {
+        shard.writer.blob_live_bytes
+    }),
+    (
+        "blob_space_pressure_percent",
+        "How far blob files are on the way to the limit of their space",
+        |shard| shard.writer.blob_space_pressure_percent,
+    ),
     ("damaged_tables", "Tables that merges leave alone, because they are damaged", |shard| {
         shard.writer.damaged_tables
     }),
@@ -255,6 +290,26 @@ fn write_cores(text: &mut Exposition, cores: &[CoreReport]) {
             Some((_, value)) => metric.labelled(&[("core", &core.core)], value),
             None => metric,
         });
+    }
+    let flows: Vec<_> = cores.iter().map(|core| (core.core, core.flow.clone())).collect();
+    write_flow(text, &flows);
+}
+
+/// Writes the state of flow control, by core and device.
+pub fn write_flow(text: &mut Exposition, cores: &[(usize, Vec<FlowReport>)]) {
+    for (name, help, value) in FlowReport::METRICS {
+        let mut metric = if name.ends_with("_total") {
+            text.counter(name, help)
+        } else {
+            text.gauge(name, help)
+        };
+        for (core, flow) in
+            cores.iter().flat_map(|(core, flows)| flows.iter().map(move |f| (core, f)))
+        {
+            let labels: [(&str, &dyn std::fmt::Display); 2] =
+                [("core", core), ("device", &flow.device_name())];
+            metric = metric.labelled(&labels, value(flow));
+        }
     }
 }
 
@@ -285,6 +340,7 @@ mod tests {
             core,
             clients: 3 + core,
             counters: CoreStats::default().list(),
+            flow: vec![FlowReport::default()],
             ..CoreReport::default()
         }
     }

@@ -4,6 +4,7 @@
 //! `metrics` has the same counters for a monitoring system; `config_get` answers `CONFIG`. Uses
 //! `core`, `shard` and `command`.
 
+mod compaction;
 pub(crate) mod config_get;
 pub(crate) mod exposition;
 pub(crate) mod metrics;
@@ -11,7 +12,8 @@ pub(crate) mod metrics;
 use std::fmt::Write as _;
 use std::rc::Rc;
 
-use lsm::{DbMemory, ReaderStats, WriterStats};
+use lsm::{CompactionStatus, DbMemory, ReaderStats, WriterStats};
+use reactor::FlowReport;
 
 use crate::core::command_stats::{CommandStats, sums};
 use crate::core::state::{CoreState, KvStats};
@@ -39,6 +41,7 @@ pub(crate) struct CoreReport {
     pub writes_bytes: usize,
     pub kv: KvStats,
     pub reader: ReaderStats,
+    pub flow: Vec<FlowReport>,
     pub uptime_ns: u64,
 }
 
@@ -64,6 +67,7 @@ impl CoreReport {
             writes_bytes: state.writes.room.bytes(),
             kv: *state.stats.borrow(),
             reader: state.reader.stats(),
+            flow: core.flow(),
             uptime_ns: core.now_ns().saturating_sub(state.started_ns),
         }
     }
@@ -75,7 +79,10 @@ pub(crate) struct ShardReport {
     pub shard: ShardStats,
     pub writer: WriterStats,
     pub failure: Option<String>,
+    pub last_error: Option<String>,
     pub saved_ms: u64,
+    /// Only if it was asked for: it takes longer.
+    pub compaction: Option<CompactionStatus>,
 }
 
 impl ShardReport {
@@ -85,12 +92,22 @@ impl ShardReport {
         state.ask(core, |there| there.writes.shard().map(Self::of)).await.flatten()
     }
 
+    /// The same, with the state of merges.
+    pub async fn ask_in_full(state: &Rc<CoreState>) -> Option<Self> {
+        let core = state.node.shard_core()?;
+        let in_full =
+            |shard: &Shard| Self { compaction: Some(shard.compaction_status()), ..Self::of(shard) };
+        state.ask(core, move |there| there.writes.shard().map(in_full)).await.flatten()
+    }
+
     fn of(shard: &Shard) -> Self {
         Self {
             shard: shard.stats(),
             writer: shard.writer_stats(),
             failure: shard.failure().map(|error| error.to_string()),
+            last_error: shard.last_error().map(|error| error.to_string()),
             saved_ms: shard.saved_unix_ms(),
+            compaction: None,
         }
     }
 }
@@ -104,6 +121,7 @@ const SECTIONS: &[(&str, Section)] = &[
     ("Clients", clients),
     ("Memory", memory),
     ("Persistence", persistence),
+    ("Compaction", compaction::section),
     ("Stats", stats),
     ("Replication", replication),
     ("Commandstats", command_stats),
@@ -168,6 +186,7 @@ macro_rules! lines {
         $(line($text, format_args!($format $(, $value)*));)*
     };
 }
+pub(crate) use lines;
 
 fn server(report: &Report<'_>, text: &mut String) {
     let node = report.node;
@@ -239,7 +258,8 @@ fn memory(report: &Report<'_>, text: &mut String) {
 
 fn persistence(report: &Report<'_>, text: &mut String) {
     lines!(text, "loading:0"; "async_loading:0";);
-    let Some(ShardReport { shard, writer, failure, saved_ms }) = &report.shard else {
+    let Some(ShardReport { shard, writer, failure, last_error, saved_ms, .. }) = &report.shard
+    else {
         lines!(text,
             "rdb_changes_since_last_save:0";
             "rdb_bgsave_in_progress:0";
@@ -250,8 +270,8 @@ fn persistence(report: &Report<'_>, text: &mut String) {
     };
     // For clients the log is what an append-only file is: every write is in it before it is
     // answered.
-    let refused_for_tables = writer.tables_failing > 0 && shard.write_failed;
-    let writes_fail = failure.is_some() || writer.disk_full > 0 || refused_for_tables;
+    let refused_for_now = (writer.tables_failing > 0 || writer.healing > 0) && shard.write_failed;
+    let writes_fail = failure.is_some() || writer.disk_full > 0 || refused_for_now;
     lines!(text,
         "rdb_changes_since_last_save:{}", shard.unsaved;
         "rdb_bgsave_in_progress:0";
@@ -262,6 +282,9 @@ fn persistence(report: &Report<'_>, text: &mut String) {
         "aof_last_bgrewrite_status:{}", if writer.tables_failing > 0 { "err" } else { "ok" };
         "aof_last_write_status:{}", if writes_fail { "err" } else { "ok" };
         "write_failure:{}", failure.as_deref().unwrap_or("");
+        "healing:{}", writer.healing;
+        "heals:{}", writer.heals;
+        "last_disk_error:{}", last_error.as_deref().unwrap_or("");
         "disk_full:{}", writer.disk_full;
         "disk_full_times:{}", writer.disk_full_times;
         "tables_failing:{}", writer.tables_failing;
@@ -277,6 +300,17 @@ fn persistence(report: &Report<'_>, text: &mut String) {
         "merges:{}", writer.merges;
         "merged_bytes:{}", writer.merged_bytes;
         "merged_into_bytes:{}", writer.merged_into_bytes;
+        "blob_files_begun:{}", writer.blob_files;
+        "blob_values:{}", writer.blob_values;
+        "blob_written_bytes:{}", writer.blob_bytes;
+        "blob_bytes:{}", writer.blob_total_bytes;
+        "blob_live_bytes:{}", writer.blob_live_bytes;
+        "blob_space_amplification:{:.2}", writer.blob_space_amplification();
+        "blob_space_pressure:{:.2}", writer.blob_space_pressure_percent as f64 / 100.0;
+        "blob_collections:{}", writer.blob_collections;
+        "blob_moved_values:{}", writer.blob_moved_values;
+        "blob_moved_bytes:{}", writer.blob_moved_bytes;
+        "blob_tables_bytes:{}", writer.blob_tables_bytes;
         "level0_files:{}", writer.level0_files;
         "damaged_tables:{}", writer.damaged_tables;
         "writes_slowed_usec:{}", writer.slowed_ns / 1000;
@@ -374,6 +408,14 @@ fn cores(report: &Report<'_>, text: &mut String) {
             let _ = write!(fields, ",{name}={value}");
         }
         lines!(text, "{}", fields;);
+        for (at, flow) in core.flow.iter().enumerate() {
+            let us = |ns: u32| f64::from(ns) / 1000.0;
+            lines!(text, "core{}_flow{}:device={},background_depth={},background_in_flight={},\
+                background_held_back={},read_us={:.1},read_floor_us={:.1},write_us={:.1},\
+                write_floor_us={:.1}",
+                core.core, at, flow.device_name(), flow.depth, flow.in_flight, flow.held_back,
+                us(flow.read_ns), us(flow.read_floor_ns), us(flow.write_ns), us(flow.write_floor_ns););
+        }
     }
 }
 

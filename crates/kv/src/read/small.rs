@@ -11,7 +11,6 @@ use crate::core::scan_table;
 use crate::core::state::CoreState;
 use crate::read::stream::KEYS_PER_LOOKUP;
 use crate::read::walk::Walk;
-use crate::settings::FAMILY;
 
 /// Maximum number of keys that one `SCAN` examines, whatever `COUNT` says.
 const SCAN_KEYS_MAX: u64 = 10_000;
@@ -42,11 +41,12 @@ pub(crate) fn write_answer(value: Option<&[u8]>, ask: Ask, writer: &mut Writer<'
 /// Looks up what a read of one key needs: its value, or an empty one where only its existence is
 /// asked for and the value does not fit into memory. Suspends for blocks that are not in memory.
 pub(crate) async fn look_up(state: &CoreState, key: &[u8], ask: Ask) -> lsm::Result<Option<Value>> {
-    match state.reader.get(FAMILY, key, None).await {
+    match state.reader.get(state.family, key, None).await {
         Err(error)
             if error.kind() == lsm::Kind::Memory && matches!(ask, Ask::Type | Ask::TimeToLive) =>
         {
-            let there = state.reader.contains(FAMILY, &[key]).await.pop().unwrap_or(Err(error))?;
+            let there =
+                state.reader.contains(state.family, &[key]).await.pop().unwrap_or(Err(error))?;
             Ok(there.then(Value::empty))
         }
         answer => answer,
@@ -78,7 +78,7 @@ pub(crate) async fn exists(
     let mut writer = Writer::new(&mut reply, protocol);
     for some in keys.chunks(KEYS_PER_LOOKUP) {
         let some: Vec<&[u8]> = some.iter().map(Vec::as_slice).collect();
-        for answer in state.reader.contains(FAMILY, &some).await {
+        for answer in state.reader.contains(state.family, &some).await {
             match answer {
                 Ok(there) => {
                     found += i64::from(there);
@@ -195,8 +195,8 @@ pub(crate) async fn random_key(state: &Rc<CoreState>, protocol: Protocol) -> Vec
 }
 
 async fn find_random_key(state: &Rc<CoreState>) -> lsm::Result<Option<Vec<u8>>> {
-    let mut iter = state.reader.iter(FAMILY, IterOptions::default())?;
-    let keys = state.reader.approximate_keys(FAMILY)?;
+    let mut iter = state.reader.iter(state.family, IterOptions::default())?;
+    let keys = state.reader.approximate_keys(state.family)?;
     if keys <= RANDOM_WALK_KEYS {
         // The count is an estimate: a position beyond the end counts as the last key.
         let mut key = None;

@@ -19,7 +19,6 @@ use crate::client::gauge::Share;
 use crate::core::state::CoreState;
 use crate::read::small::write_error;
 use crate::read::walk::Walk;
-use crate::settings::FAMILY;
 
 /// A piece ends with the element that makes it this long, and before an element for which there is
 /// no memory.
@@ -321,7 +320,8 @@ impl LookupStream {
         while self.given < self.keys.len() && bytes.len() < PIECE_BYTES && self.element_bytes == 0 {
             let end = (self.given + self.together).min(self.keys.len());
             let keys: Vec<&[u8]> = self.keys[self.given..end].iter().map(Vec::as_slice).collect();
-            let answers = self.state.reader.multi_get(FAMILY, &keys, self.snapshot.as_ref()).await;
+            let (reader, family) = (&self.state.reader, self.state.family);
+            let answers = reader.multi_get(family, &keys, self.snapshot.as_ref()).await;
             let looked_up = answers.len();
             let mut found = 0;
             for answer in answers {

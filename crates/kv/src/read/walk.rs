@@ -8,7 +8,6 @@ use lsm::{Iter, IterOptions, Snapshot};
 use crate::command::glob;
 use crate::command::range::{RangeBound, RangeQuery};
 use crate::core::state::CoreState;
-use crate::settings::FAMILY;
 
 /// Steps between two yields to other tasks.
 const STEPS_PER_CHECK: u32 = 64;
@@ -180,7 +179,7 @@ impl Walk {
             expected: self.expected,
             expected_backward: self.reverse,
         };
-        let mut iter = self.state.reader.iter(FAMILY, options)?;
+        let mut iter = self.state.reader.iter(self.state.family, options)?;
         match (self.last.take(), self.reverse) {
             (Some(last), false) => {
                 iter.seek(&last).await?;

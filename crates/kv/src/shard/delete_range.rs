@@ -13,7 +13,6 @@ use std::rc::Rc;
 use lsm::{BatchWriter, IterOptions, Op, WriteBatch};
 use reactor::Class;
 
-use crate::settings::FAMILY;
 use crate::shard::ShardState;
 use crate::shard::answers::{AnswerTarget, engine_answer};
 use crate::shard::change::{Answer, Change};
@@ -111,7 +110,10 @@ impl ShardState {
     async fn remove(self: &Rc<Self>, range: KeyRange, connection: Connection) -> Answer {
         let families = self.reader.db().column_families();
         let is_ascending = |order: &str| order == "leveldb.BytewiseComparator";
-        if !families.iter().any(|family| family.id == FAMILY && is_ascending(&family.comparator)) {
+        if !families
+            .iter()
+            .any(|family| family.id == self.family && is_ascending(&family.comparator))
+        {
             return Answer::Failed(WRONG_ORDER.into());
         }
         self.submit();
@@ -130,8 +132,8 @@ impl ShardState {
             return Answer::Failed(text.clone());
         }
         let mut batch = BatchWriter::new();
-        batch.delete_range(FAMILY, &range.start, &end);
-        let written = match self.writer.submit(batch, self.is_counted().then_some(-keys)) {
+        batch.delete_range(self.family, &range.start, &end);
+        let written = match self.writer.submit(batch, self.counted(-keys)) {
             Ok(written) => written.await,
             Err(error) => Err(error),
         };
@@ -151,8 +153,9 @@ impl ShardState {
     /// to let other tasks run.
     async fn count_keys(&self, range: &KeyRange) -> lsm::Result<(i64, Vec<u8>)> {
         let (lower, upper) = (Some(range.start.clone()), range.end.clone());
-        let mut iter =
-            self.reader.iter(FAMILY, IterOptions { lower, upper, ..IterOptions::default() })?;
+        let mut iter = self
+            .reader
+            .iter(self.family, IterOptions { lower, upper, ..IterOptions::default() })?;
         let end = match &range.end {
             Some(end) => end.clone(),
             None => {

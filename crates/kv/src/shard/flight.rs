@@ -69,13 +69,13 @@ impl ShardState {
             };
             gathered.keys.push(overlay.write(key, print, ticket, newest));
         }
-        if gathered.batch.is_empty() {
+        if gathered.batch.is_empty() && self.family == FAMILY {
             gathered.batch = batch;
         } else {
             for (key, value) in entries(&mut batch) {
                 match value {
-                    Some(value) => gathered.batch.put(FAMILY, key, value),
-                    None => gathered.batch.delete(FAMILY, key),
+                    Some(value) => gathered.batch.put(self.family, key, value),
+                    None => gathered.batch.delete(self.family, key),
                 }
             }
         }
@@ -92,8 +92,7 @@ impl ShardState {
             return;
         }
         let ticket = self.ticket.get() + 1;
-        let counted = self.is_counted();
-        match self.writer.submit(batch, counted.then_some(delta)) {
+        match self.writer.submit(batch, self.counted(delta)) {
             Ok(written) => {
                 self.ticket.set(ticket);
                 self.fly(Flight { written: Some((ticket, written, keys)), built_bytes, answers });
@@ -204,14 +203,14 @@ impl ShardState {
         self.saved_ms.set(self.core.unix_time_ms());
     }
 
-    /// Notes that a write failed: for lack of space, or because nothing can be written from now on.
+    /// Notes that a write failed: for now, or because nothing can be written from now on.
     /// Changes that build on it will fail, too. Returns the answer for them.
     pub(super) fn fail(&self, error: &lsm::Error) -> Answer {
         let text = || Box::from(format!("MISCONF Errors writing to the database: {error}"));
         self.known.borrow_mut().forget();
         self.refusals.set(self.refusals.get() + 1);
         self.write_failed.set(true);
-        if error.kind() == lsm::Kind::Full {
+        if self.writer.failure().is_none() {
             return Answer::Failed(text());
         }
         Answer::Failed(self.failed.borrow_mut().get_or_insert_with(text).clone())

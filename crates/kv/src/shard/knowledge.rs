@@ -2,7 +2,6 @@
 
 use lsm::Value;
 
-use crate::settings::FAMILY;
 use crate::shard::ShardState;
 use crate::shard::change::{Change, Need};
 use crate::shard::modify::OldValue;
@@ -51,7 +50,7 @@ impl ShardState {
                 (Need::Existence | Need::Nothing, Some(_)) => OldValue::There,
                 (Need::Value, Some((_, Newest::Value(value)))) => OldValue::Value(value.to_vec()),
                 (Need::Value, Some((ticket, Newest::There))) => return Knowledge::After(*ticket),
-                (_, None) => match self.reader.get_cached(FAMILY, key) {
+                (_, None) => match self.reader.get_cached(self.family, key) {
                     Some(Ok(found)) => old_state(found, need),
                     Some(Err(error)) => return Knowledge::Failed(error),
                     None => {
@@ -86,14 +85,14 @@ impl ShardState {
                     for (at, keys) in at.chunks(READ_TOGETHER).zip(keys.chunks(READ_TOGETHER)) {
                         match need {
                             Need::Existence => {
-                                let found = self.reader.contains(FAMILY, keys).await;
+                                let found = self.reader.contains(self.family, keys).await;
                                 for (at, found) in at.iter().zip(found) {
                                     old[*at] =
                                         if found? { OldValue::There } else { OldValue::Missing };
                                 }
                             }
                             _ => {
-                                let found = self.reader.multi_get(FAMILY, keys, None).await;
+                                let found = self.reader.multi_get(self.family, keys, None).await;
                                 for (at, found) in at.iter().zip(found) {
                                     old[*at] = old_state(found?, need);
                                 }

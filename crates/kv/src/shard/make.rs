@@ -70,7 +70,7 @@ impl ShardState {
         let shard = self.clone();
         self.core.spawn(Class::Foreground, async move {
             shard.changed.wait_until(|| shard.is_idle()).await;
-            let cleared = match shard.writer.clear(FAMILY) {
+            let cleared = match shard.writer.clear(shard.family) {
                 Ok(written) => written.await,
                 Err(error) => Err(error),
             };

@@ -18,8 +18,8 @@
 //!
 //! Invariants: changes of one key, and changes of one connection, are made in the order in which
 //! they arrived; what an answer reports is durable; where the engine counts keys, each batch says
-//! by how much it changes their number; after a write has failed every change is refused; a change
-//! that is refused for lack of space takes all changes that build on it with it; each command has
+//! by how much it changes their number; after writing has ended every change is refused; a change
+//! that is refused for now takes all changes that build on it with it; each command has
 //! one answer; where a key of a change cannot be read, only the commands that name it are refused.
 //! Everything here belongs to the owner's core.
 //!
@@ -50,7 +50,10 @@ use std::path::Path;
 use std::rc::Rc;
 use std::task::Waker;
 
-use lsm::{IngestFiles, Ingested, LiveFiles, Reader, Writer};
+use lsm::{
+    CfId, Compacted, CompactionLimits, CompactionStatus, CompactionWatch, IngestFiles, Ingested,
+    LiveFiles, Reader, Writer,
+};
 use reactor::{Class, Core, Event, JoinHandle, timeout};
 use twox_hash::XxHash3_128;
 
@@ -97,6 +100,8 @@ struct ShardState {
     core: Core,
     reader: Reader,
     writer: Writer,
+    /// The column family that it changes.
+    family: CfId,
     overlay: RefCell<Overlay<Job>>,
     known: RefCell<KnownKeys>,
     /// Seed of the keys' hashes, so that clients cannot choose keys that collide.
@@ -167,17 +172,24 @@ pub struct ShardStats {
 impl Shard {
     /// Takes over the writer of a database, on the core that opened it.
     pub fn new(core: &Core, reader: Reader, writer: Writer) -> Self {
-        Self::with_memory(core, reader, writer, KNOWN_BYTES)
+        Self::with_memory(core, reader, writer, FAMILY, KNOWN_BYTES)
     }
 
-    /// The same, with `known_bytes` of memory for remembering which keys exist. A change whose key
-    /// is remembered reads nothing.
-    pub fn with_memory(core: &Core, reader: Reader, writer: Writer, known_bytes: usize) -> Self {
-        let is_empty = reader.db().keys() == Some(0);
+    /// The same for the keys of a column family, with `known_bytes` of memory for remembering which
+    /// of them exist. A change whose key is remembered reads nothing.
+    pub fn with_memory(
+        core: &Core,
+        reader: Reader,
+        writer: Writer,
+        family: CfId,
+        known_bytes: usize,
+    ) -> Self {
+        let is_empty = family == FAMILY && reader.db().keys() == Some(0);
         let shard = Rc::new(ShardState {
             core: core.clone(),
             reader,
             writer,
+            family,
             overlay: RefCell::default(),
             known: RefCell::new(KnownKeys::new(known_bytes, is_empty)),
             seed: core.random_u64(),
@@ -288,7 +300,7 @@ impl Shard {
         &self,
         next: impl AsyncFnMut(&mut Vec<u8>, &mut Vec<u8>) -> lsm::Result<bool>,
     ) -> lsm::Result<u64> {
-        let loaded = self.0.writer.bulk_load(FAMILY, next).await;
+        let loaded = self.0.writer.bulk_load(self.0.family, next).await;
         self.0.known.borrow_mut().forget();
         loaded
     }
@@ -298,12 +310,58 @@ impl Shard {
     /// # Errors
     /// As [`Writer::has_nothing_from`].
     pub fn has_nothing_from(&self, key: &[u8]) -> lsm::Result<bool> {
-        self.0.writer.has_nothing_from(FAMILY, key)
+        self.0.writer.has_nothing_from(self.0.family, key)
     }
 
     /// The column families of the database.
     pub fn column_families(&self) -> Vec<lsm::ColumnFamilyInfo> {
         self.0.reader.db().column_families()
+    }
+
+    /// Compacts a range of keys: see [`Writer::compact_watched`].
+    ///
+    /// # Errors
+    /// As [`Writer::compact`].
+    pub async fn compact(
+        &self,
+        family: CfId,
+        (from, to): (Option<&[u8]>, Option<&[u8]>),
+        watch: &CompactionWatch,
+    ) -> lsm::Result<Compacted> {
+        self.0.writer.compact_watched(family, from, to, watch).await
+    }
+
+    /// Cancels it: see [`Writer::cancel_compaction`].
+    pub fn cancel_compaction(&self, watch: &CompactionWatch) {
+        self.0.writer.cancel_compaction(watch);
+    }
+
+    /// Stops merges, or lets them go on: see [`Writer::pause_compaction`].
+    pub fn pause_compaction(&self, paused: bool) {
+        match paused {
+            true => self.0.writer.pause_compaction(),
+            false => self.0.writer.resume_compaction(),
+        }
+    }
+
+    /// Whether merges are paused.
+    pub fn compaction_is_paused(&self) -> bool {
+        self.0.writer.compaction_is_paused()
+    }
+
+    /// The limits of merges.
+    pub fn compaction_limits(&self) -> CompactionLimits {
+        self.0.writer.compaction_limits()
+    }
+
+    /// Limits merges: see [`Writer::limit_compaction`].
+    pub fn limit_compaction(&self, limits: CompactionLimits) {
+        self.0.writer.limit_compaction(limits);
+    }
+
+    /// The state of merges and levels: see [`Writer::compaction_status`].
+    pub fn compaction_status(&self) -> CompactionStatus {
+        self.0.writer.compaction_status()
     }
 
     /// The error that ended all writing, if any.
@@ -324,6 +382,11 @@ impl Shard {
     /// The time of the last `SAVE`, or of the start, in milliseconds since 1970.
     pub fn saved_unix_ms(&self) -> u64 {
         self.0.saved_ms.get()
+    }
+
+    /// The last error of the device that the engine's writer has met.
+    pub fn last_error(&self) -> Option<lsm::Error> {
+        self.0.writer.last_error()
     }
 
     /// Counters of the engine's writer.
@@ -366,8 +429,15 @@ impl ShardState {
         Fingerprint(XxHash3_128::oneshot_with_seed(self.seed, key))
     }
 
+    /// Whether the keys are counted: those of the default family may be.
     fn is_counted(&self) -> bool {
-        self.reader.db().keys().is_some()
+        self.family == FAMILY && self.reader.db().keys().is_some()
+    }
+
+    /// What the engine is told of a batch that adds `keys` to the column family.
+    fn counted(&self, keys: i64) -> Option<i64> {
+        let of_default = if self.family == FAMILY { keys } else { 0 };
+        self.reader.db().keys().is_some().then_some(of_default)
     }
 
     fn count(&self, change: impl FnOnce(&mut ShardStats)) {

@@ -121,7 +121,7 @@ async fn serve(
     let mut shard = None;
     if core.id() == 0 {
         let (db, writer) = open(core, durability).await;
-        let owned = Shard::with_memory(core, db.attach(core), writer, 0);
+        let owned = Shard::with_memory(core, db.attach(core), writer, 0, 0);
         owned.attach(node).await;
         shard = Some(owned);
         OPENED.set(Some(db));
@@ -286,7 +286,7 @@ fn saving_makes_earlier_changes_durable() {
             let (world, saved) = (inside.clone(), noted.clone());
             async move {
                 let (db, writer) = open(&core, Durability::Process).await;
-                let shard = Shard::with_memory(&core, db.attach(&core), writer, 0);
+                let shard = Shard::with_memory(&core, db.attach(&core), writer, 0, 0);
                 // One change waits for recovered writes.
                 shard.change(Change::sync()).await;
                 let appended = shard.change(Change::put(b"c0:007", b"new"));

@@ -360,6 +360,46 @@ fn clients_that_do_not_read_hold_bounded_memory_and_are_closed_when_others_wait(
     });
 }
 
+/// A read that found no memory is repeated when its turn has come, and the length of its value is
+/// not known then. Such a reply was once admitted as one of no bytes.
+#[test]
+fn values_that_found_no_memory_at_first_are_admitted_by_their_length() {
+    let settings = Settings { unsent_total_bytes_max: 20_000, ..small() };
+    stage(5, settings, 0, |core, stage| async move {
+        let of_key = |key: &&Vec<u8>| stage.made.model.get(*key).map_or(0, Vec::len);
+        let longest = stage.made.keys.iter().max_by_key(of_key).unwrap();
+        let bytes = of_key(&longest);
+        assert!(bytes > 2 * Settings::REPLY_BYTES_SMALL);
+        let (mut all, mut size) = (Vec::new(), core.pool().limit());
+        while size >= 1024 {
+            match core.pool().alloc(size) {
+                Some(buffer) => all.push(buffer),
+                None => size /= 2,
+            }
+        }
+        let mut clients = Vec::new();
+        for _ in 0..40 {
+            let client = Client::connect(&core, &stage.world);
+            let get = format!("GET {}\r\n", longest.escape_ascii()).into_bytes();
+            client.socket.send(get).await.0.expect("the connection is open");
+            clients.push(client);
+        }
+        core.sleep_ns(11_000_000_000).await;
+        drop(all);
+        let mut other = Client::connect(&core, &stage.world);
+        for _ in 0..20 {
+            core.sleep_ns(1_000_000).await;
+            let unsent = info(&mut other, "clients", "clients_unsent_bytes").await;
+            // Each core's limit and one reply more.
+            let most = (CORES * (20_000 + bytes + Settings::REPLY_BYTES_SMALL)) as u64;
+            assert!(unsent < most, "{unsent} bytes unsent, at most {most}");
+        }
+        for client in &clients {
+            client.socket.shutdown();
+        }
+    });
+}
+
 #[test]
 fn connections_that_break_anywhere_release_everything() {
     for seed in seeds(12) {

@@ -1,8 +1,8 @@
 //! Checkpoints: a directory that holds the database as it is at one moment, made of hard links.
 //!
-//! Tables and blob files never change, so links to them suffice. MANIFEST and logs are copied as
-//! far as they count, and CURRENT is written last. If the new directory is in another file system,
-//! tables and blob files are copied, too.
+//! Tables and complete blob files never change, so links to them suffice. MANIFEST, logs and the
+//! blob files that still get values are copied as far as they count, and CURRENT is written last.
+//! If the new directory is in another file system, everything is copied.
 
 use std::io::ErrorKind;
 use std::path::Path;
@@ -79,11 +79,11 @@ async fn fill(list: &FileList, to: &Dir, transfer: &mut Transfer<'_>) -> Result<
     let contents = Contents::of(&transfer.core(), list, to).await?;
     transfer.expect(sum.bytes + contents.bytes());
     for file in contents.tables.iter().chain(&contents.blobs) {
-        if link(&from, file, to).await? {
+        if file.part.is_none() && link(&from, file, to).await? {
             made.linked_bytes += file.bytes;
             transfer.skip(file.bytes);
         } else {
-            transfer.copy((&from, &file.name), Some(file.bytes), (to, &file.name)).await?;
+            transfer.copy_part((&from, &file.name), file.prefix(), (to, &file.name)).await?;
         }
         made.add(file.bytes);
     }

@@ -50,6 +50,7 @@ impl ClosedFiles {
             sequence: manifest.last_sequence,
             manifest: FilePrefix { number, bytes: None },
             logs: logs.map(|log| FilePrefix { number: log.number, bytes: None }).collect(),
+            open_blobs: Vec::new(),
         };
         Ok(ClosedFiles { list, _lock: lock })
     }

@@ -2,20 +2,44 @@
 
 use fs::Dir;
 use reactor::Core;
-use rocksfmt::{FileName, OPTIONS_BYTES_MAX};
+use rocksfmt::{BLOB_FOOTER_BYTES, BlobFooter, FileName, OPTIONS_BYTES_MAX};
 
 use crate::error::{Error, Kind, Result};
 use crate::file_list::FileList;
 use crate::open::recover;
 use crate::open::recovery_plan::{Listed, RecoveryPlan};
 
-/// A file of a database that is never changed.
+/// A file of a database.
 #[derive(Clone, Debug)]
 pub(crate) struct Source {
     pub number: u64,
     /// Its name in the database's directory.
     pub name: String,
+    /// Its length in a copy.
     pub bytes: u64,
+    /// It may be written to meanwhile: a copy is a part of it and a footer.
+    pub part: Option<Part>,
+}
+
+/// The first bytes of a file, and those that follow in a copy.
+#[derive(Clone, Debug)]
+pub(crate) struct Part {
+    pub bytes: u64,
+    pub footer: [u8; BLOB_FOOTER_BYTES],
+}
+
+impl Source {
+    fn whole(number: u64, name: String, bytes: u64) -> Source {
+        Source { number, name, bytes, part: None }
+    }
+
+    /// The bytes to be copied if that is not all of them, and those that follow.
+    pub fn prefix(&self) -> (Option<u64>, &[u8]) {
+        match &self.part {
+            Some(part) => (Some(part.bytes), &part.footer),
+            None => (None, &[]),
+        }
+    }
 }
 
 /// The files of a database besides its MANIFEST and its logs.
@@ -46,8 +70,7 @@ impl Contents {
             if let Some(FileName::Options(number)) = FileName::parse(&entry.name)
                 && contents.options.as_ref().is_none_or(|newest| newest.number < number)
             {
-                let (name, bytes) = (entry.name.clone(), entry.size);
-                contents.options = Some(Source { number, name, bytes });
+                contents.options = Some(Source::whole(number, entry.name.clone(), entry.size));
             }
         }
         let listed = |entry: fs::DirEntry| Listed { name: entry.name, size_bytes: entry.size };
@@ -60,11 +83,16 @@ impl Contents {
         let families = manifest.column_families.values();
         for (_, meta) in families.flat_map(|family| family.files()) {
             let Some(name) = plan.tables.get(&meta.number).cloned() else { continue };
-            contents.tables.push(Source { number: meta.number, name, bytes: meta.size_bytes });
+            contents.tables.push(Source::whole(meta.number, name, meta.size_bytes));
         }
         for (&number, blob) in &plan.blobs {
-            let (name, bytes) = (blob.name.clone(), blob.size_bytes);
-            contents.blobs.push(Source { number, name, bytes });
+            let mut source = Source::whole(number, blob.name.clone(), blob.size_bytes);
+            if let Some(open) = list.open_blobs.iter().find(|open| open.number == number) {
+                let footer = BlobFooter { count: open.count }.encode();
+                source.bytes = open.end + footer.len() as u64;
+                source.part = Some(Part { bytes: open.end, footer });
+            }
+            contents.blobs.push(source);
         }
         Ok(contents)
     }

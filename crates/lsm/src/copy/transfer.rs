@@ -31,6 +31,13 @@ pub(crate) struct Sum {
     pub crc32c: u32,
 }
 
+impl Sum {
+    /// With other bytes after these.
+    fn and(self, bytes: &[u8]) -> Sum {
+        Sum { bytes: self.bytes + bytes.len() as u64, crc32c: crc32c_append(self.crc32c, bytes) }
+    }
+}
+
 impl<'a> Transfer<'a> {
     /// A transfer on a core, of at most `rate` bytes per second if there is a rate. It calls
     /// `progress` after every piece with the bytes done and the total bytes.
@@ -82,6 +89,16 @@ impl<'a> Transfer<'a> {
         &mut self,
         (from, name): (&Dir, &str),
         bytes: Option<u64>,
+        to: (&Dir, &str),
+    ) -> Result<Sum> {
+        self.copy_part((from, name), (bytes, &[]), to).await
+    }
+
+    /// The same, with other bytes after those of the file.
+    pub(crate) async fn copy_part(
+        &mut self,
+        (from, name): (&Dir, &str),
+        (bytes, footer): (Option<u64>, &[u8]),
         (to, as_name): (&Dir, &str),
     ) -> Result<Sum> {
         let io = |e: std::io::Error| Error::io(to.path().join(as_name).display(), &e);
@@ -97,7 +114,8 @@ impl<'a> Transfer<'a> {
             copied += piece.len() as u64;
             writer.append(piece).await.map(|()| copied).map_err(io)
         };
-        let sum = self.read((from, name), bytes, write).await?;
+        let sum = self.read((from, name), bytes, write).await?.and(footer);
+        writer.append(footer).await.map_err(io)?;
         writer.finish().await.map_err(io)?;
         self.skip(sum.bytes);
         Ok(sum)
@@ -106,6 +124,16 @@ impl<'a> Transfer<'a> {
     /// Reads a file for its checksum. Suspends for the disk.
     pub(crate) async fn sum(&mut self, dir: &Dir, name: &str) -> Result<Sum> {
         self.read((dir, name), None, async |_| Ok(0)).await
+    }
+
+    /// The checksum of what [`Transfer::copy_part`] writes.
+    pub(crate) async fn sum_part(
+        &mut self,
+        dir: &Dir,
+        name: &str,
+        (bytes, footer): (Option<u64>, &[u8]),
+    ) -> Result<Sum> {
+        Ok(self.read((dir, name), bytes, async |_| Ok(0)).await?.and(footer))
     }
 
     /// Reads a file, or its first `bytes`. `each` returns how many bytes it has copied so far.

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use crate::db::Db;
 use crate::version::{Family, Level, Slot, Version};
+use crate::write::compaction_status::shape_of;
 
 /// A database's shape.
 #[derive(Clone, Debug)]
@@ -43,6 +44,12 @@ pub struct FamilyStat {
     pub memtable_entries: usize,
     /// Its levels, down to the last one with files.
     pub levels: Vec<LevelStat>,
+    /// The level into which level 0 is merged.
+    pub base_level: usize,
+    /// Bytes that merges have to read and write until no level exceeds its target, about.
+    pub debt_bytes: u64,
+    /// Bytes of tables without obsolete versions, about.
+    pub live_bytes: u64,
     /// Its live blob files.
     pub blob_files: usize,
     /// Their bytes.
@@ -69,6 +76,10 @@ pub struct LevelStat {
     pub deletions: u64,
     /// Files that could not be opened.
     pub damaged: usize,
+    /// The size that it aims at, if it has one.
+    pub target_bytes: Option<u64>,
+    /// A merge is due from 1 on.
+    pub score: f64,
 }
 
 impl Db {
@@ -93,7 +104,11 @@ impl Db {
     fn stat_of(&self, version: &Version, family: &Family) -> FamilyStat {
         let mut features = BTreeMap::new();
         let levels = family.levels.iter().map(|level| level_stat(version, level, &mut features));
-        let levels = levels.collect();
+        let mut levels: Vec<LevelStat> = levels.collect();
+        let shape = shape_of(version, family, &|slot| version.table(slot).is_err());
+        for (level, shape) in levels.iter_mut().zip(&shape.levels) {
+            (level.target_bytes, level.score) = (shape.target_bytes, shape.score);
+        }
         let listed = self.0.manifest.column_families.get(&family.id);
         let blobs = listed.into_iter().flat_map(|listed| listed.live_blob_files());
         let options = self.0.stored_options.file.as_ref();
@@ -106,6 +121,9 @@ impl Db {
             estimated_keys: family.estimated_keys(version),
             memtable_entries: family.mems.iter().map(|mem| mem.len()).sum(),
             levels,
+            base_level: shape.base_level,
+            debt_bytes: shape.debt_bytes,
+            live_bytes: shape.live_bytes,
             blob_files: family.blobs.len(),
             blob_bytes: family.blobs.iter().map(|(_, blob)| blob.file.size()).sum(),
             blob_garbage_bytes: blobs.map(|blob| blob.garbage_bytes).sum(),

@@ -55,6 +55,7 @@ impl LiveWriter {
             Op::Delete { key, .. } => (key, ValueType::Deletion, &b""[..]),
             Op::SingleDelete { key, .. } => (key, ValueType::SingleDeletion, &b""[..]),
             Op::Merge { key, operand, .. } => (key, ValueType::Merge, operand),
+            Op::BlobIndex { key, index, .. } => (key, ValueType::BlobIndex, index),
             Op::DeleteRange { begin, end, .. } => return self.delete_range(begin, end, sequence),
             _ => return Ok(()),
         };

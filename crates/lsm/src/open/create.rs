@@ -20,6 +20,9 @@ pub(crate) const FIRST_OPTIONS: &str = "OPTIONS-000002";
 /// The file that replaces CURRENT ([`Dir::replace_small`]).
 pub(crate) const CURRENT_DRAFT: &str = "CURRENT.dbtmp";
 
+/// The file with the number of the first file that an unfinished repair has made.
+pub(crate) const JOURNAL: &str = "REPAIR";
+
 /// Obsolete tables of as many bytes as this many memtables are kept for recycling.
 const MEMTABLES_KEPT: u64 = 8;
 
@@ -135,7 +138,7 @@ pub(crate) async fn take_over(
         return Ok(manifest);
     }
     begun?;
-    manifest.take_replaced();
+    manifest.take_obsolete();
     for entry in &dir.list().await.map_err(io)? {
         let tables = || state.column_families.values().flat_map(|family| family.files());
         let blobs = || state.column_families.values().flat_map(|family| family.live_blob_files());
@@ -143,6 +146,8 @@ pub(crate) async fn take_over(
             Some(FileName::Temp(_)) if was_log(core, dir, entry, options).await => false,
             Some(FileName::Manifest(number)) => number != next,
             Some(FileName::Temp(_)) => true,
+            // A repair is over.
+            None if entry.name == JOURNAL => true,
             Some(FileName::Sst(number)) => tables().all(|(_, file)| file.number != number),
             Some(FileName::Blob(number)) => blobs().all(|blob| blob.number != number),
             _ => false,

@@ -82,8 +82,6 @@ pub(crate) struct Found<'a> {
 pub(crate) struct Consent {
     /// Writing to a database that RocksDB 7.8 or newer did not write last.
     pub adopt: bool,
-    /// Losing data that cannot be read.
-    pub salvage: bool,
 }
 
 /// The directory that `wal_dir` names.
@@ -168,9 +166,9 @@ pub(crate) fn check(found: &Found<'_>, consent: Consent) -> Result<Vec<String>> 
     }
     for slot in found.slots.iter() {
         let Slot::Broken { error, .. } = slot else { continue };
-        match error.kind() {
-            Kind::Corruption if consent.salvage => {}
-            kind => return refused(kind, error.to_string()),
+        // A damaged table stays in the MANIFEST as it is, and stops only its range of keys.
+        if error.kind() != Kind::Corruption {
+            return refused(error.kind(), error.to_string());
         }
     }
     if let Some(family) = found.families.iter().find(|family| found.unread.contains(&family.id)) {
@@ -443,8 +441,8 @@ mod tests {
         check(&found, consent)
     }
 
-    const NO: Consent = Consent { adopt: false, salvage: false };
-    const ADOPT: Consent = Consent { adopt: true, salvage: false };
+    const NO: Consent = Consent { adopt: false };
+    const ADOPT: Consent = Consent { adopt: true };
 
     #[test]
     fn choices_are_refused_by_name() {

@@ -25,6 +25,7 @@ use crate::error::{Error, Kind, Result};
 use crate::family_options::FamilyOptions;
 use crate::mem::Mem;
 use crate::merge_operator::{FamilyMerge, MergeOperator, OptionsWriter};
+use crate::open::blob_tails::{self, BlobTails};
 use crate::open::directory;
 use crate::open::gate::{self, Consent, Found};
 use crate::open::recover;
@@ -48,6 +49,8 @@ pub(crate) struct Loaded {
     /// The logs, if they hold more than fits in memory. They are to be written to tables before
     /// anything is read.
     pub long_logs: Option<RecoveryPlan>,
+    /// The blob files that we wrote.
+    pub blob_tails: BlobTails,
 }
 
 /// Loads a database from a directory.
@@ -59,6 +62,8 @@ pub(crate) struct Loader<'a> {
     consent: Option<Consent>,
     /// The merge operator that the caller wants for the default column family.
     merge_operator: Option<&'a MergeOperator>,
+    /// The state to load instead of that of the current MANIFEST, whose number it has.
+    given: Option<(u64, ManifestState)>,
     /// The caller's compaction filters.
     filters: BTreeMap<String, Arc<dyn CompactionFilter>>,
     warnings: Vec<String>,
@@ -83,7 +88,13 @@ impl<'a> Loader<'a> {
         consent: Option<Consent>,
     ) -> Loader<'a> {
         let filters = BTreeMap::new();
-        Loader { core, dir, options, consent, merge_operator: None, filters, warnings: Vec::new() }
+        let warnings = Vec::new();
+        Loader { core, dir, options, consent, merge_operator: None, given: None, filters, warnings }
+    }
+
+    /// Loads this state, not that of the current MANIFEST, which has number `current`.
+    pub fn given(self, current: u64, state: ManifestState) -> Loader<'a> {
+        Loader { given: Some((current, state)), ..self }
     }
 
     /// For writing as the caller wants.
@@ -95,16 +106,24 @@ impl<'a> Loader<'a> {
     /// Loads the database. `lock` is held until it is closed. Suspends for all its reads.
     pub async fn load(mut self, lock: Option<LockGuard>) -> Result<Loaded> {
         let (core, dir) = (self.core, self.dir);
-        let current = recover::current(dir).await?;
+        let given = self.given.take();
+        let current = match &given {
+            Some((current, _)) => *current,
+            None => recover::current(dir).await?,
+        };
         let entries = dir
             .list()
             .await
             .map_err(|e| Error::io(format_args!("cannot list {}", dir.path().display()), &e))?;
         let manifest_name = FileName::Manifest(current).to_string();
-        let manifest = recover::manifest(core, dir, &manifest_name).await?;
+        let manifest = match given {
+            Some((_, state)) => state,
+            None => recover::manifest(core, dir, &manifest_name).await?,
+        };
         let stored_options = StoredOptions::read(dir, &entries).await?;
         let logs_at = directory::logs_at(core, dir, &stored_options, &manifest).await?;
-        let plan = self.plan(&manifest, &entries, &stored_options)?;
+        let mut plan = self.plan(&manifest, &entries, &stored_options)?;
+        plan.blob_tails = blob_tails::read(core, dir, &manifest).await?;
         let (mut recovered, is_long) = self.replay_logs(&plan, &manifest).await?;
         let Families { mut families, levels, tables, unreadable_blobs } =
             self.families(&manifest, &plan, &stored_options, &mut recovered).await;
@@ -115,6 +134,9 @@ impl<'a> Loader<'a> {
             family.merge = merge_operator(family, &slots, &stored_options);
             if let Some(filter) = self.filters.get(&family.name) {
                 family.filter = Some(filter.clone());
+            }
+            if family.filter.is_some() {
+                family.options = Arc::new(FamilyOptions::clone(&family.options).with_filter());
             }
         }
         let last_sequence = manifest.last_sequence.max(recovered.last_sequence);
@@ -176,7 +198,8 @@ impl<'a> Loader<'a> {
             session: rocksfmt::session_id([core.random_u64(), core.random_u64()]),
             _lock: lock,
         }));
-        Ok(Loaded { db, long_logs: is_long.then_some(plan) })
+        let blob_tails = plan.blob_tails.clone();
+        Ok(Loaded { db, long_logs: is_long.then_some(plan), blob_tails })
     }
 
     fn plan(
@@ -286,12 +309,14 @@ impl<'a> Loader<'a> {
             .map(|(meta, _)| plan.tables.get(&meta.number).cloned().unwrap_or_default())
             .collect();
         let count = tables.len();
+        let damaged = Rc::new(plan.damaged.clone());
         let queue = Rc::new(RefCell::new((0, tables.into_iter().zip(names))));
         let slots = Rc::new(RefCell::new((0..count).map(|_| None).collect::<Vec<Option<Slot>>>()));
         let workers: Vec<_> = (0..OPENING.min(count))
             .map(|_| {
                 let (core, dir) = (self.core.clone(), self.dir.clone());
                 let (queue, slots, memory) = (queue.clone(), slots.clone(), memory.clone());
+                let damaged = damaged.clone();
                 self.core.spawn(Class::Foreground, async move {
                     loop {
                         let (at, ((meta, comparator), name)) = {
@@ -300,9 +325,14 @@ impl<'a> Loader<'a> {
                             queue.0 += 1;
                             (queue.0 - 1, next)
                         };
-                        let table =
-                            Table::open(&core, &dir, &name, meta.clone(), comparator, &memory);
-                        let slot = match table.await {
+                        let table = match damaged.get(&meta.number) {
+                            Some(error) => Err(error.clone()),
+                            None => {
+                                let meta = meta.clone();
+                                Table::open(&core, &dir, &name, meta, comparator, &memory).await
+                            }
+                        };
+                        let slot = match table {
                             Ok(table) => Slot::Open(Arc::new(table)),
                             Err(error) => Slot::Broken { meta: Box::new(meta), error },
                         };

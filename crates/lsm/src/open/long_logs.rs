@@ -18,6 +18,7 @@ use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use fs::NamesMark;
 use rocksfmt::ManifestState;
 
 use crate::error::{Error, Kind, Result};
@@ -27,9 +28,10 @@ use crate::open::recover::{self, Border, Piece};
 use crate::open::recovery_plan::RecoveryPlan;
 use crate::table::Table;
 use crate::version::{Family, Version};
+use crate::write::blob_garbage::BlobMeter;
 use crate::write::flush::{self, Flushed};
 use crate::write::job::{Job, MadeFiles, remove_made};
-use crate::write::pace::Pace;
+use crate::write::pace::{BusyTime, Pace};
 use crate::write::state::{Generation, WriteState};
 
 /// Turns the logs into tables. Suspends for the disk.
@@ -44,6 +46,7 @@ pub(crate) async fn to_tables(writes: &WriteState, logs: &RecoveryPlan) -> Resul
         db: writes.db.clone(),
         compression: writes.options.compression,
         made: MadeFiles::default(),
+        busy: BusyTime::default(),
     };
     let mut pieces = Pieces {
         writes,
@@ -52,8 +55,10 @@ pub(crate) async fn to_tables(writes: &WriteState, logs: &RecoveryPlan) -> Resul
         last_sequence: Cell::new(writes.db.0.manifest.last_sequence),
         keys: Cell::new(0),
         tables: RefCell::default(),
+        blobs: RefCell::default(),
         job,
         is_tight: false,
+        mark: writes.dir.mark(),
     };
     let half = Some(writes.db.options().recovered_bytes as u64 / 2);
     let mut rest = RecoveryPlan { border_bytes: half, ..logs.clone() };
@@ -61,6 +66,7 @@ pub(crate) async fn to_tables(writes: &WriteState, logs: &RecoveryPlan) -> Resul
     while let Err(error) = pieces.of(&rest, &state).await {
         remove_made(&writes.dir, pieces.job.made.take().into_iter()).await;
         pieces.tables.take();
+        pieces.blobs.take();
         // Earlier logs are in tables.
         rest.logs.retain(|log| log.number >= pieces.first_log.get());
         if error.kind() != Kind::Full {
@@ -111,8 +117,11 @@ struct Pieces<'a> {
     keys: Cell<i64>,
     /// Tables that the MANIFEST does not name yet, by family, oldest first.
     tables: RefCell<BTreeMap<u32, Vec<Table>>>,
+    /// The references to blob files in these logs and tables.
+    blobs: RefCell<BlobMeter>,
     /// Whether the disk was full.
     is_tight: bool,
+    mark: NamesMark,
 }
 
 impl Pieces<'_> {
@@ -153,7 +162,9 @@ impl Pieces<'_> {
                 self.job.core.checkpoint().await;
             }
             let mem = Mem::Recovered(sorting.finish());
-            let table = flush::table(&self.job, family, &mem, 0, &pace).await?;
+            let mut blobs = self.blobs.take();
+            let table = flush::table(&self.job, family, &mem, 0, &pace, &mut blobs).await?;
+            self.blobs.replace(blobs);
             self.tables.borrow_mut().entry(id).or_default().push(table);
         }
         Ok(())
@@ -163,13 +174,14 @@ impl Pieces<'_> {
     /// logs so far change the number of keys by `keys`.
     async fn install(&self, next_log: u64, last_sequence: u64, keys: Option<i64>) -> Result<()> {
         let writes = self.writes;
-        writes.sync_names().await?;
+        writes.sync_names(self.mark).await?;
         // Only a replay of both logs detects a gap between them.
         let keys = writes.db.keys().and(keys);
         let change = keys.and_then(|keys| keys.checked_sub(self.keys.get()));
         let covered = Generation {
             mems: Vec::new(),
             log_number: None,
+            log_failed: false,
             keys: change,
             log: None,
             next_log,
@@ -177,17 +189,24 @@ impl Pieces<'_> {
             began: 0,
         };
         let mut tables = self.tables.take();
+        let blobs = self.blobs.take();
         // A family without tables no longer needs the logs either.
         let flushed = |family: &Family| Flushed {
             id: family.id,
             mems: Vec::new(),
             tables: tables.remove(&family.id).unwrap_or_default(),
+            // Blob files belong to one family each.
+            blobs: blobs.clone(),
         };
         let served = self.version.families.iter().filter(|family| family.refused.is_none());
         let all = served.map(flushed).collect();
-        // If it is unknown whether the MANIFEST names them, they must not be removed.
-        self.job.made.take();
-        flush::install(writes, &covered, all, true).await?;
+        let made = self.job.made.take();
+        let installed = flush::install(writes, &covered, all, true).await;
+        if installed.as_ref().is_err_and(|error| error.kind() == Kind::Full) {
+            // Now, to make room: the task that removes files has not begun.
+            remove_made(&writes.dir, made.into_iter()).await;
+        }
+        installed?;
         self.first_log.set(next_log);
         self.last_sequence.set(last_sequence);
         self.keys.set(keys.unwrap_or(0));

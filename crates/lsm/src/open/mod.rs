@@ -2,8 +2,9 @@
 //!
 //! `directory` looks at the directory first. `load` makes the state that all cores share:
 //! `recovery_plan` decides from the MANIFEST and a listing what to read, `recover` reads it,
-//! `wal_replay` and `log_chain` judge the logs. An opening for writing asks `gate` before it
-//! changes anything; then `create`, `adopt` and `long_logs` write, through `write`.
+//! `wal_replay` and `log_chain` judge the logs, `blob_tails` the blob files that they refer to. An
+//! opening for writing asks `gate` before it changes anything; then `create`, `adopt` and
+//! `long_logs` write, through `write`.
 //!
 //! It may use `write`, `read` and what all rooms share. Only `inspect` uses it.
 
@@ -23,6 +24,7 @@ use crate::version::Slot;
 use crate::write::writer::Writer;
 
 pub(crate) mod adopt;
+pub(crate) mod blob_tails;
 pub(crate) mod create;
 pub(crate) mod directory;
 pub(crate) mod gate;
@@ -32,6 +34,7 @@ pub(crate) mod long_logs;
 pub(crate) mod outside;
 pub(crate) mod recover;
 pub(crate) mod recovery_plan;
+pub(crate) mod sequential;
 pub(crate) mod wal_replay;
 
 /// Attempts to open a directory that another process changes meanwhile.
@@ -98,7 +101,7 @@ impl Db {
         write: WriteOptions,
     ) -> Result<(Db, Writer)> {
         let dir = Dir::new(core, path);
-        let consent = Consent { adopt: write.adopt, salvage: options.salvage };
+        let consent = Consent { adopt: write.adopt };
         let loader = || Loader::new(core, &dir, &options, Some(consent)).with(&write);
         // A directory that is refused stays as it was, without a LOCK file if it had none.
         if directory::contents(&dir, write.create).await? == Contents::UnlockedDatabase {
@@ -108,13 +111,14 @@ impl Db {
         if directory::contents(&dir, write.create).await? == Contents::Nothing {
             create::create(core, &dir, &write).await?;
         }
-        let Loaded { db, long_logs } = loader().load(Some(lock)).await?;
+        let Loaded { db, long_logs, blob_tails } = loader().load(Some(lock)).await?;
         adopt::note(&dir, &db).await?;
         let manifest = create::take_over(core, &dir, &db, &write).await?;
         // Without a new MANIFEST a power cut may restore an older state, which needs more logs.
         let needed_from = if manifest.is_begun() { first_log(&db.0.manifest) } else { 0 };
         let writer = Writer::new(core, &dir, &db, write, manifest);
         writer.take_over_logs(needed_from).await?;
+        blob_tails::seal(&writer.0, &blob_tails).await?;
         let keys = match &long_logs {
             Some(logs) => {
                 long_logs::to_tables(&writer.0, logs).await?;

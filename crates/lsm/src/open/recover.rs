@@ -175,6 +175,7 @@ pub(crate) async fn logs(
     if plan.empty_logs_may_count {
         replay.empty_logs_may_count();
     }
+    replay.blob_tails.clone_from(&plan.blob_tails);
     let replay = RefCell::new(replay);
     let mut salvaged = false;
     let mut is_begun = false;
@@ -205,6 +206,11 @@ pub(crate) async fn logs(
             Ok(()) => {}
             Err(error) if options.salvage && error.kind() == Kind::Corruption => {
                 warnings.push(format!("{error}; the rest of the logs is not served"));
+                salvaged = true;
+                break;
+            }
+            Err(error) if replay.borrow().lacks_values => {
+                warnings.push(format!("{error}: the log ends there, as after a power cut"));
                 salvaged = true;
                 break;
             }

@@ -1,7 +1,9 @@
 //! The plan of an opening, made from the MANIFEST and a listing of the directory alone.
 //!
 //! Rules, as in RocksDB:
-//! - Every table in the MANIFEST must exist with the stated size.
+//! - A table in the MANIFEST that is missing, or has another size, cannot be read. Reads that need
+//!   it get the error. (RocksDB does this without `paranoid_checks`; with them it does not open the
+//!   database.)
 //! - A log is needed unless it is below both the smallest log number of a column family and the
 //!   smallest number to keep. Logs are replayed in ascending order. The MANIFEST need not mention
 //!   them.
@@ -13,7 +15,11 @@ use std::collections::BTreeMap;
 use rocksfmt::{ColumnFamily, FileName, ManifestState};
 
 use crate::error::{Error, Kind, Result};
+use crate::open::blob_tails::BlobTails;
 
+/// What to do about a table that cannot be read.
+const RESTORE: &str =
+    "stop and restore the file from a backup, or let millrace kv check --repair drop it";
 /// Most files that an error names before "and more".
 const NAMES_MAX: usize = 5;
 
@@ -66,7 +72,7 @@ impl ByNumber<'_> {
 }
 
 /// The files to open and the logs to replay.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct RecoveryPlan {
     /// Logs to replay, in order.
     pub logs: Vec<PlannedLog>,
@@ -79,10 +85,14 @@ pub(crate) struct RecoveryPlan {
     pub kept_logs: Vec<PlannedLog>,
     /// Names of the live tables by number: `.sst`, or LevelDB's `.ldb`.
     pub tables: BTreeMap<u64, String>,
+    /// Live tables that are missing or have another size, and why they cannot be read.
+    pub damaged: BTreeMap<u64, Error>,
     /// Live blob files by number.
     pub blobs: BTreeMap<u64, Listed>,
     /// Live blob files that are missing. Their values cannot be read; everything else can.
     pub blobs_missing: Vec<u64>,
+    /// What the live blob files that we wrote hold, if the caller has read them.
+    pub blob_tails: BlobTails,
     /// Tables that exist but are not live, left by a crash or by an active writer.
     pub unreferenced: Vec<String>,
 }
@@ -93,12 +103,10 @@ impl RecoveryPlan {
     pub fn new(state: &ManifestState, files: &[Listed]) -> Result<RecoveryPlan> {
         let mut there = ByNumber::new(files);
         let mut plan = RecoveryPlan::default();
-        let mut missing = Vec::new();
         for family in state.column_families.values() {
-            plan.add_tables(family, &mut there.tables, &mut missing)?;
+            plan.add_tables(family, &mut there.tables)?;
             plan.add_blobs(family, &there.blobs);
         }
-        refuse_missing("tables", &missing)?;
         plan.unreferenced = there.tables.into_values().map(|file| file.name.clone()).collect();
 
         let first = first_log(state);
@@ -110,15 +118,13 @@ impl RecoveryPlan {
         Ok(plan)
     }
 
-    /// Adds a family's tables, which leave `there`. Those that do not exist are added to `missing`.
+    /// Adds a family's tables, which leave `there`.
     fn add_tables(
         &mut self,
         family: &ColumnFamily,
         there: &mut BTreeMap<u64, &Listed>,
-        missing: &mut Vec<String>,
     ) -> Result<()> {
-        let files = family.files().count();
-        let missing_before = missing.len();
+        let (mut files, mut missing) = (0, Vec::new());
         for (level, file) in family.files() {
             let name = FileName::Sst(file.number).to_string();
             if file.path_id != 0 {
@@ -131,32 +137,36 @@ impl RecoveryPlan {
                     ),
                 ));
             }
-            let Some(there) = there.remove(&file.number) else {
-                missing.push(format!("{name} (level {level} of {:?})", family.name));
-                continue;
+            files += 1;
+            let found = there.remove(&file.number);
+            let what = match found {
+                Some(found) if found.size_bytes == file.size_bytes => {
+                    self.tables.insert(file.number, found.name.clone());
+                    continue;
+                }
+                Some(found) => format!(
+                    "{} has {} bytes, but the MANIFEST says {}",
+                    found.name, found.size_bytes, file.size_bytes
+                ),
+                None => {
+                    missing.push(name.clone());
+                    format!("{name} is missing")
+                }
             };
-            if there.size_bytes != file.size_bytes {
-                return Err(Error::new(
-                    Kind::Corruption,
-                    format!(
-                        "{name} has {} bytes, but the MANIFEST says {}",
-                        there.size_bytes, file.size_bytes
-                    ),
-                ));
-            }
-            self.tables.insert(file.number, there.name.clone());
+            let text = format!("{what} (level {level} of {:?}): {RESTORE}", family.name);
+            self.damaged.insert(file.number, Error::new(Kind::Corruption, text));
         }
-        if files > 0 && missing.len() - missing_before == files {
-            return Err(Error::new(
+        match missing.first() {
+            Some(example) if missing.len() == files => Err(Error::new(
                 Kind::Unsupported,
                 format!(
-                    "all tables of column family {} are missing, {} for example: they are lost, \
-                     or db_paths or cf_paths put them elsewhere, which is not supported",
-                    family.name, missing[missing_before]
+                    "all tables of column family {} are missing, {example} for example: they are \
+                     lost, or db_paths or cf_paths put them elsewhere, which is not supported",
+                    family.name
                 ),
-            ));
+            )),
+            _ => Ok(()),
         }
-        Ok(())
     }
 
     /// Adds a family's blob files.
@@ -262,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn live_tables_must_be_there_in_full() {
+    fn live_tables_that_are_not_there_in_full_are_damaged() {
         let state = state(&[edit()
             .add_file(1, &file_meta(7, b"a", b"b", (1, 2)))
             .add_file(1, &file_meta(8, b"c", b"d", (1, 2)))]);
@@ -274,33 +284,37 @@ mod tests {
         assert_eq!(plan.tables[&7], "000007.sst");
         assert_eq!(plan.tables[&8], "000008.ldb");
         assert_eq!(plan.unreferenced, ["000030.sst"]);
-        refused(
-            &state,
-            &[("000007.sst", 1007)],
-            Kind::Corruption,
-            "missing: 000008.sst (level 1 of \"default\")",
-        );
-        refused(
-            &state,
-            &[("000007.sst", 1006), ("000008.sst", 1008)],
-            Kind::Corruption,
-            "000007.sst has 1006 bytes, but the MANIFEST says 1007",
-        );
+        let damage = |names: &[(&str, u64)], number| {
+            let plan = RecoveryPlan::new(&state, &files(names)).unwrap();
+            assert!(!plan.tables.contains_key(&number) && plan.damaged.len() == 1);
+            plan.damaged[&number].to_string()
+        };
+        let missing = damage(&[("000007.sst", 1007)], 8);
+        assert!(missing.starts_with("000008.sst is missing (level 1 of \"default\")"), "{missing}");
+        let cut = damage(&[("000007.sst", 1006), ("000008.sst", 1008)], 7);
+        assert!(cut.starts_with("000007.sst has 1006 bytes, but the MANIFEST says 1007"), "{cut}");
         let both = files(&[("000007.ldb", 3), ("000007.sst", 1007), ("000008.sst", 1008)]);
         assert_eq!(RecoveryPlan::new(&state, &both).unwrap().tables[&7], "000007.sst");
     }
 
     #[test]
-    fn an_error_names_some_missing_files_and_counts_the_rest() {
-        let mut add = edit();
-        for number in 9..22 {
-            let key = [number as u8];
-            add = add.add_file(1, &file_meta(number, &key, &key, (1, 2)));
-        }
-        let state = state(&[add]);
-        let text = "000014.sst (level 1 of \"default\") and 7";
-        refused(&state, &[("000009.sst", 1009)], Kind::Corruption, text);
-        refused(&state, &[], Kind::Unsupported, "all tables of column family default are missing");
+    fn a_family_without_any_of_its_tables_is_refused() {
+        let add = |number, key: &[u8]| {
+            edit().add_file(1, &file_meta(number, key, key, (1, 2))).column_family(0)
+        };
+        let state = state(&[add(9, b"a"), add(10, b"b")]);
+        let text = "all tables of column family default are missing, 000009.sst";
+        refused(&state, &[], Kind::Unsupported, text);
+        let plan = RecoveryPlan::new(&state, &files(&[("000009.sst", 1009)])).unwrap();
+        assert_eq!(plan.damaged.keys().collect::<Vec<_>>(), [&10]);
+    }
+
+    #[test]
+    fn an_error_names_some_missing_logs_and_counts_the_rest() {
+        let tracked = (3..13).map(|log| edit().numbers(OLD_WAL_ADDITION, &[log, 1]));
+        let state = state(&tracked.collect::<Vec<_>>());
+        refused(&state, &[], Kind::Corruption, "missing: 000004.log, 000005.log");
+        refused(&state, &[], Kind::Corruption, "000008.log and 4 more");
     }
 
     #[test]

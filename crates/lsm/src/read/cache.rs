@@ -88,6 +88,12 @@ impl BlockCache {
         self.blocks.as_ref()?.get(&key).cloned()
     }
 
+    /// A block, without counting this as a use of it.
+    #[inline]
+    pub fn peek(&self, key: BlockKey) -> Option<&Block> {
+        self.blocks.as_ref()?.peek(&key)
+    }
+
     pub fn insert(&mut self, key: BlockKey, block: Block) {
         if let Some(blocks) = &mut self.blocks {
             blocks.insert(key, block);

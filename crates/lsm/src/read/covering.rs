@@ -16,7 +16,7 @@ enum Set {
     Run(Arc<RangeTombstones>),
     /// The slots of the tables of a level that have tombstones, in the order of keys; or a single
     /// table of level 0.
-    Tables(Vec<u32>),
+    Tables(Arc<Vec<u32>>),
 }
 
 /// All tombstones of a column family, up to a sequence.
@@ -39,21 +39,18 @@ struct Known {
 
 impl Covering {
     /// The tombstones of a family that readers at `sequence` see.
-    pub fn new(version: &Version, family: &Family, sequence: u64) -> Covering {
+    pub fn new(family: &Family, sequence: u64) -> Covering {
         let mut sets = Vec::new();
         for all in family.mems.iter().filter_map(|mem| mem.tombstones()) {
             let seen = all.runs().iter().filter(|run| run.smallest_sequence() <= sequence);
             sets.extend(seen.cloned().map(Set::Run));
         }
         for (depth, level) in family.levels.iter().enumerate() {
-            let with =
-                level.slots.iter().copied().filter(|&slot| version.tombstones(slot).is_some());
-            if depth == 0 {
-                sets.extend(with.map(|slot| Set::Tables(vec![slot])));
-            } else {
-                sets.extend(
-                    Some(with.collect()).filter(|all: &Vec<u32>| !all.is_empty()).map(Set::Tables),
-                );
+            let with = level.covering();
+            match depth {
+                0 => sets.extend(with.iter().map(|&slot| Set::Tables(Arc::new(vec![slot])))),
+                _ if with.is_empty() => {}
+                _ => sets.push(Set::Tables(with.clone())),
             }
         }
         let last = Known { newest: 0, from: Some(Vec::new()), to: Some(Vec::new()) };

@@ -20,6 +20,7 @@ use crate::read::covering::Covering;
 use crate::read::level_iter::{Bounds, LevelIter};
 use crate::read::operands::{FoundOperands, Order, is_operand};
 use crate::read::point::entry_value;
+use crate::read::run::Run;
 use crate::read::seek::SeekKey;
 use crate::read::snapshot::Snapshot;
 use crate::read::state::ReadContext;
@@ -121,7 +122,7 @@ impl Iter {
         for (at, mem) in found.mems.iter().enumerate() {
             sources.push(Source::Memory(at, MemCursor::new(mem)));
         }
-        let level_source = |slots: Rc<[u32]>| {
+        let level_source = |slots: Run| {
             Source::Level(Box::new(LevelIter::new(
                 &context,
                 found.comparator,
@@ -134,9 +135,9 @@ impl Iter {
         };
         for (depth, level) in found.levels.iter().enumerate() {
             if depth == 0 {
-                sources.extend(level.slots.iter().map(|&slot| level_source(Rc::from([slot]))));
+                sources.extend(level.slots.iter().map(|&slot| level_source(Run::Table([slot]))));
             } else if !level.slots.is_empty() {
-                sources.push(level_source(Rc::from(&level.slots[..])));
+                sources.push(level_source(Run::Level(level.clone())));
             }
         }
         Ok(Iter {
@@ -146,7 +147,7 @@ impl Iter {
             sequence,
             bounds,
             sources,
-            covering: Covering::new(version, found, sequence),
+            covering: Covering::new(found, sequence),
             current: None,
             direction: Direction::Forward,
             key: Vec::new(),
@@ -757,11 +758,15 @@ impl Bounds {
     }
 }
 
-/// Bytes of data blocks that this number of entries takes, by the tables' own counts.
+/// Tables of each level whose counts are taken for those of the level.
+const SAMPLED: usize = 16;
+
+/// Bytes of data blocks that this number of entries takes, by the counts of some tables.
 fn expected_bytes(context: &ReadContext, family_at: usize, entries: Option<usize>) -> usize {
     let Some(entries) = entries else { return 0 };
     let version = &context.view.version;
-    let slots = version.families[family_at].levels.iter().flat_map(|level| &level.slots);
+    let levels = version.families[family_at].levels.iter();
+    let slots = levels.flat_map(|level| level.slots.iter().take(SAMPLED));
     let (mut bytes, mut count) = (0u64, 0u64);
     for &slot in slots {
         let Ok(table) = version.table(slot) else { continue };

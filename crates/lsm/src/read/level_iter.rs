@@ -7,9 +7,11 @@ use rocksfmt::{BlockCursor, Comparator, KEY_TRAILER_BYTES, pack, unpack};
 use crate::error::{Error, Result};
 use crate::read::ahead::{ReadAhead, WINDOW_MAX};
 use crate::read::block::Block;
+use crate::read::run::Run;
 use crate::read::state::ReadContext;
 use crate::read::value::Value;
 use crate::read::walk::{Direction, Position};
+use crate::version::user_key;
 
 /// The bounds of an iterator as user keys: lower inclusive, upper exclusive.
 #[derive(Default)]
@@ -33,9 +35,7 @@ pub(crate) struct LevelIter {
     comparator: Comparator,
     bounds: Rc<Bounds>,
     keep: bool,
-    slots: Rc<[u32]>,
-    /// The result of [`LevelIter::largest_sequence`], once computed.
-    largest_sequence: Option<u64>,
+    slots: Run,
     /// Index of the current table in `slots`; `slots.len()` when nowhere.
     at: usize,
     ahead: Option<ReadAhead>,
@@ -53,13 +53,15 @@ pub(crate) struct LevelIter {
     /// Bytes consumed since the last seek, in tables already left.
     passed: usize,
     positioned: bool,
+    /// It is before a table that cannot be read, in this direction: see [`LevelIter::stop_at`].
+    edge: Option<Direction>,
 }
 
 impl LevelIter {
     pub fn new(
         context: &ReadContext,
         comparator: Comparator,
-        slots: Rc<[u32]>,
+        slots: Run,
         bounds: &Rc<Bounds>,
         keep: bool,
         expected_bytes: usize,
@@ -72,7 +74,6 @@ impl LevelIter {
             keep,
             at: slots.len(),
             slots,
-            largest_sequence: None,
             ahead: None,
             window_max: WINDOW_MAX,
             block: None,
@@ -83,6 +84,7 @@ impl LevelIter {
             habit: expected_backward.then_some(Direction::Backward),
             passed: 0,
             positioned: false,
+            edge: None,
         }
     }
 
@@ -160,10 +162,8 @@ impl LevelIter {
     }
 
     /// The largest sequence number of all tables.
-    pub fn largest_sequence(&mut self) -> u64 {
-        let version = &self.context.view.version;
-        let largest = || self.slots.iter().map(|&slot| version.meta(slot).largest_sequence).max();
-        *self.largest_sequence.get_or_insert_with(|| largest().unwrap_or(0))
+    pub fn largest_sequence(&self) -> u64 {
+        self.slots.largest_sequence(&self.context.view.version)
     }
 
     /// The largest sequence number of the current table.
@@ -234,6 +234,7 @@ impl LevelIter {
         self.learn();
         self.cursor.reset();
         self.block = None;
+        self.edge = None;
         let found = {
             let version = &self.context.view.version;
             let largest = |slot: &u32| -> &[u8] { &version.meta(*slot).largest };
@@ -257,7 +258,7 @@ impl LevelIter {
         let window = self.learned + self.learned / 8;
         let habit = self.habit.filter(|_| window > 0).unwrap_or(direction);
         self.enter(found, position, habit, window).await?;
-        if self.at >= self.slots.len() {
+        if self.at >= self.slots.len() || self.edge.is_some() {
             // Nowhere: the read-ahead belongs to the table that was left.
             return Ok(());
         }
@@ -295,15 +296,51 @@ impl LevelIter {
         };
         if self.at != at || self.ahead.is_none() {
             self.at = at;
+            self.ahead = None;
+            match self.context.view.version.table(slot) {
+                Ok(table) => self.global = table.global_sequence,
+                Err(error) => return self.stop_at(slot, position, error),
+            }
             let (comparator, keep) = (self.comparator, self.keep);
             let ahead = ReadAhead::new(&self.context, slot, comparator, keep, self.window_max);
             self.ahead = Some(ahead);
-            self.global = self.context.view.version.table(slot)?.global_sequence;
         }
         let bounds = self.bounds.clone();
         if let Some(ahead) = &mut self.ahead {
             ahead.seek(position, direction, window, bounds.ahead(direction)).await?;
         }
+        Ok(())
+    }
+
+    /// Stops before a table that cannot be read, unless the position is inside its keys. The cursor
+    /// is on an entry that no reader sees, with the table's first key in the direction of the
+    /// position. The next step in this direction returns the error: so an iterator returns all keys
+    /// before the table.
+    #[cold]
+    fn stop_at(&mut self, slot: u32, position: Position<'_>, error: Error) -> Result<()> {
+        let meta = self.context.view.version.meta(slot);
+        let order = |target: &[u8], key: &[u8]| self.comparator.cmp_user(user_key(target), key);
+        let (direction, key, trailer) = match position {
+            Position::First | Position::AtOrAfter(_) => {
+                (Direction::Forward, user_key(&meta.smallest), u64::MAX)
+            }
+            Position::Last | Position::AtOrBefore(_) => {
+                (Direction::Backward, user_key(&meta.largest), 0)
+            }
+        };
+        let is_inside = match position {
+            Position::First | Position::Last => false,
+            Position::AtOrAfter(target) => order(target, key).is_ge(),
+            Position::AtOrBefore(target) => order(target, key).is_le(),
+        };
+        if is_inside {
+            return Err(error);
+        }
+        self.cursor.place(&[key, &u64::to_le_bytes(trailer)].concat());
+        self.block = None;
+        self.global = None;
+        self.direction = direction;
+        self.edge = Some(direction);
         Ok(())
     }
 
@@ -314,7 +351,7 @@ impl LevelIter {
                 return Ok(());
             }
             // The table is exhausted. Unless it ended at the bound, try the next one.
-            if self.block.is_none() && !self.next_table(direction).await? {
+            if self.block.is_none() && (!self.next_table(direction).await? || self.edge.is_some()) {
                 return Ok(());
             }
         }
@@ -375,10 +412,10 @@ impl LevelIter {
         match (direction, self.bounds.ahead(direction)) {
             (_, None) => false,
             (Direction::Forward, Some(upper)) => {
-                self.comparator.cmp_user(crate::version::user_key(&meta.smallest), upper).is_ge()
+                self.comparator.cmp_user(user_key(&meta.smallest), upper).is_ge()
             }
             (Direction::Backward, Some(lower)) => {
-                self.comparator.cmp_user(crate::version::user_key(&meta.largest), lower).is_lt()
+                self.comparator.cmp_user(user_key(&meta.largest), lower).is_lt()
             }
         }
     }
@@ -402,6 +439,10 @@ impl LevelIter {
         }
         if self.step_in_block(direction)? {
             return Ok(());
+        }
+        if self.edge.take() == Some(direction) {
+            self.cursor.reset();
+            self.context.view.version.table(self.slot())?;
         }
         let position = match direction {
             Direction::Forward => Position::First,

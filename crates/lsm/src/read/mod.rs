@@ -6,11 +6,13 @@
 //! - `point` looks keys up. `iter` merges all sorted runs, `level_iter` iterates over one, `ahead`
 //!   reads its blocks ahead, `walk` finds them in the index. `covering` has the range tombstones
 //!   that an iterator sees.
+//! - `warm` brings what the lookups of several keys will read into the processor's caches.
 //! - `operands` merges the operands that a read finds.
 //! - `load` brings blocks and blobs into memory; `blob` finds values in blob files.
 //! - `state`: what the reader of one core owns. `ReadContext` is a reader with the view that one
 //!   operation uses.
-//! - `view`, `value`, `snapshot`, `chunk`, `flight`, `cache`, `block`, `seek`, `stats`: the parts.
+//! - `run`: the tables of a sorted run. `view`, `value`, `snapshot`, `chunk`, `flight`, `cache`,
+//!   `block`, `seek`, `stats`: the parts.
 //!
 //! This room uses the state that all cores share (`db`, `version`, `table`, `mem`), and nothing of
 //! `write` or `open`.
@@ -28,6 +30,7 @@ mod load;
 mod operands;
 mod point;
 pub(crate) mod reader;
+pub(crate) mod run;
 mod seek;
 pub(crate) mod snapshot;
 mod state;
@@ -35,3 +38,4 @@ pub(crate) mod stats;
 pub(crate) mod value;
 mod view;
 pub(crate) mod walk;
+pub(crate) mod warm;

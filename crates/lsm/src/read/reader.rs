@@ -20,6 +20,7 @@ use crate::read::snapshot::{Registry, Snapshot};
 use crate::read::state::{ReadContext, ReaderState};
 use crate::read::stats::ReaderStats;
 use crate::read::value::Value;
+use crate::read::warm;
 use crate::version::Version;
 
 /// One core's handle on a database. Clones are the same reader.
@@ -144,6 +145,15 @@ impl Reader {
         match self.now(None) {
             Ok((context, sequence)) => point::get_cached(&context, family, key, sequence),
             Err(error) => Some(Err(error)),
+        }
+    }
+
+    /// Brings what [`Reader::get_cached`] of these keys will read into the processor's caches: the
+    /// lookups of several keys overlap their waits for memory. For keys that are looked up next, of
+    /// which the first [`WARM_MAX`](crate::WARM_MAX) count. Answers nothing, and changes no answer.
+    pub fn warm(&self, family: CfId, keys: &[&[u8]]) {
+        if let Ok((context, sequence)) = self.now(None) {
+            warm::warm(&context, family, keys, sequence);
         }
     }
 

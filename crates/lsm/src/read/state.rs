@@ -24,7 +24,7 @@ pub(crate) struct ReaderState {
     pub db: Db,
     view: RefCell<Rc<View>>,
     pub counters: Counters,
-    cache: RefCell<BlockCache>,
+    pub(super) cache: RefCell<BlockCache>,
     pub(super) flights: RefCell<Flights>,
     /// The chunks that iterators have read ahead.
     read_ahead: RefCell<Vec<Weak<Chunks>>>,

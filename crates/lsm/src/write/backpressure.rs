@@ -9,8 +9,8 @@
 //!    as many files as an overload settles at. Above that, with two generations of memtables
 //!    waiting, when writing ends, and before the first memtables have filled, there is no rate
 //!    ([`WriteState::set_paces`]; `pace.rs` keeps to the rate).
-//! 2. *Delayed.* Each group of batches is delayed by what its bytes take at the rate that debt
-//!    allows (`controller.rs` has the law; [`WriteState::delay`]).
+//! 2. *Delayed.* Each group of batches is delayed by what its bytes take at the rate that debt and
+//!    the space of blob files allow (`controller.rs` has the law; [`WriteState::delay`]).
 //! 3. *Stalled.* New memtables are not begun while [`WAITING_MAX`] generations wait to be flushed,
 //!    or level 0 has `level0_stop_writes_trigger` files ([`WriteState::wait_for_headroom`]). While
 //!    merges fail for another reason than a full disk, level 0 may grow beyond that: reads get
@@ -36,13 +36,25 @@ use crate::write::picker::{Memory, Picker, Plan};
 use crate::write::retry::Task;
 use crate::write::state::{Pending, Request, WriteState};
 
+/// The rate at which garbage of blob files is collected while that is not urgent, in bytes per
+/// second.
+const BLOB_GC_RATE: u64 = 128 << 20;
 /// Generations of memtables that may wait to be flushed.
 const WAITING_MAX: usize = 2;
+/// Groups over which the share of tables in the bytes of batches is smoothed, and the least share
+/// that counts.
+const SHARE_GROUPS: f64 = 16.0;
+const TABLE_SHARE_MIN: f64 = 0.001;
+
+/// The part of its share of the disk that a flush has in any case while writes wait for it.
+const FLUSH_URGENCY: f64 = 0.25;
 
 /// The rates of flushes and merges, and the rate of writes that they follow.
 pub(crate) struct Paces {
     pub flush: Arc<Pace>,
     pub merge: Arc<Pace>,
+    /// Of the collection of garbage in blob files.
+    pub blob_gc: Arc<Pace>,
     /// How long the last memtables took to fill, and when they were full, in nanoseconds.
     fill_ns: Cell<u64>,
     filled_at_ns: Cell<u64>,
@@ -51,7 +63,12 @@ pub(crate) struct Paces {
     /// The rates at which level 0 and memtables empty.
     level0: Cell<Drain>,
     flushed: Cell<Drain>,
+    /// The rate at which blob files are freed.
+    blobs: Cell<Drain>,
     admission: Cell<Admission>,
+    /// The part of the bytes of batches that goes to tables, smoothed; the rest are values in blob
+    /// files.
+    table_share: Cell<f64>,
     /// Bytes that have left level 0 by merges that have ended.
     left_level0: Cell<u64>,
 }
@@ -75,12 +92,15 @@ impl Paces {
         Paces {
             flush: Arc::default(),
             merge: Arc::default(),
+            blob_gc: Arc::default(),
             fill_ns: Cell::new(0),
             filled_at_ns: Cell::new(now_ns),
             debt: Cell::new(None),
             level0: Cell::default(),
             flushed: Cell::default(),
+            blobs: Cell::default(),
             admission: Cell::default(),
+            table_share: Cell::new(1.0),
             left_level0: Cell::new(0),
         }
     }
@@ -88,6 +108,15 @@ impl Paces {
     /// Notes that memtables are full.
     pub fn note_fill(&self, now_ns: u64) {
         self.fill_ns.set(now_ns.saturating_sub(self.filled_at_ns.replace(now_ns)));
+    }
+
+    /// Notes a group of batches of `bytes`, of which `to_tables` are left after large values have
+    /// gone to blob files.
+    pub fn note_group(&self, bytes: u64, to_tables: u64) {
+        let share = to_tables as f64 / bytes.max(1) as f64;
+        let before = self.table_share.get();
+        self.table_share
+            .set((before + (share - before) / SHARE_GROUPS).clamp(TABLE_SHARE_MIN, 1.0));
     }
 
     /// Notes that a merge has moved bytes out of level 0.
@@ -138,8 +167,16 @@ impl WriteState {
             }
             let (running, left_alone): (&[&Plan], _) = (&[], &left_alone);
             let compression = self.options.compression;
-            let picker =
-                Picker { version, family, left_alone, running, memory, compression, turn: 0 };
+            let picker = Picker {
+                version,
+                family,
+                left_alone,
+                running,
+                memory,
+                compression,
+                turn: 0,
+                aged: &[],
+            };
             let (shape, sizes) = picker.shape();
             let debt = shape.debt(options, &sizes);
             let bytes = sizes.bytes.iter().sum();
@@ -164,20 +201,39 @@ impl WriteState {
     /// Sets the rates of the flush and the merges under way for the present state.
     pub fn set_paces(&self) {
         self.follow_debt();
-        if let Some(limit) = self.merges.limits.get().bytes_per_second {
-            self.paces.merge.cap(limit);
+        let limits = self.merges.limits.get();
+        let parts = self.merges.parts().max(1);
+        if let Some(limit) = limits.bytes_per_second {
+            self.paces.merge.cap(limit / parts as u64);
         }
+        let cores = limits.cores_percent.map(|percent| f64::from(percent) / 100.0);
+        self.paces.merge.set_share(cores.map(|cores| cores / parts as f64));
+        let blob_gc = &self.paces.blob_gc;
+        match self.blob_gc.space.pressure() < controller::LIMITED && !self.is_closing() {
+            true => blob_gc.set(BLOB_GC_RATE, 1_000_000_000),
+            false => blob_gc.hurry(),
+        }
+        if let Some(limit) = limits.bytes_per_second {
+            blob_gc.cap(limit);
+        }
+        blob_gc.set_share(cores);
     }
 
     fn follow_debt(&self) {
         let Paces { flush, merge, fill_ns, .. } = &self.paces;
         let fill_ns = fill_ns.get();
         let debt = self.debt();
+        let waiting = self.flushes.waiting.borrow().len();
+        let is_closing = self.is_closing();
+        let urgency = if is_closing { 1.0 } else { controller::urgency(debt.pressure) };
+        let few_memtables = if waiting >= WAITING_MAX { FLUSH_URGENCY } else { 0.0 };
+        flush.set_urgency(urgency.max(few_memtables));
+        merge.set_urgency(urgency);
         let hurry = fill_ns == 0
             || debt.files >= debt.files_settled
             || debt.pressure >= controller::LIMITED
-            || self.flushes.waiting.borrow().len() > 1
-            || self.is_closing()
+            || waiting > 1
+            || is_closing
             || self.has_failed();
         if hurry {
             flush.hurry();
@@ -223,15 +279,30 @@ impl WriteState {
             flushed.sample(now_ns, self.paces.flush.done());
         }
         self.paces.flushed.set(flushed);
+        let mut blobs = self.paces.blobs.get();
+        match self.blob_gc.space.pressure() < controller::LIMITED / 2.0 {
+            true => blobs.pause(),
+            false => blobs.sample(now_ns, self.blob_bytes_freed()),
+        }
+        self.paces.blobs.set(blobs);
+        self.admitted()
+    }
+
+    /// The rate by the last samples. Flushes and merges drain bytes of tables; values in blob files
+    /// are not among these.
+    pub fn admitted(&self) -> Option<f64> {
+        let (debt, level0) = (self.debt(), self.paces.level0.get());
+        let (waiting, flushed) = (self.flushes.waiting.borrow().len(), self.paces.flushed.get());
         let by_merges = controller::rate(debt.pressure, level0.rate());
         let by_flushes = (waiting >= WAITING_MAX).then(|| {
             let room = 1.0 - self.flushes.filled.get().min(1.0);
             controller::rate_into_last_memtable(room, flushed.rate())
         });
-        match (by_merges, by_flushes) {
-            (Some(a), Some(b)) => Some(a.min(b)),
-            (a, b) => a.or(b),
-        }
+        let by_blobs =
+            controller::rate(self.blob_gc.space.pressure(), self.paces.blobs.get().rate());
+        let share = self.paces.table_share.get();
+        let by_tables = [by_merges, by_flushes].into_iter().flatten().map(|rate| rate / share);
+        by_tables.chain(by_blobs).reduce(f64::min)
     }
 
     /// Waits until new memtables may be begun.
@@ -247,7 +318,7 @@ impl WriteState {
         };
         let is_full = || many_memtables() || many_files();
         let is_stuck = || match many_memtables() {
-            true => self.retries.error(Task::Flush).is_some(),
+            true => self.retries.flush_error().is_some(),
             false => many_files() && self.retries.error(Task::Merge).is_some(),
         };
         if is_full() {
@@ -264,22 +335,19 @@ impl WriteState {
         }
     }
 
-    /// Refuses requests, and all that were submitted after them.
+    /// Fails requests with an error, and refuses all that were submitted after them.
     pub fn refuse(&self, first: &mut Vec<Pending>, error: &Error) {
-        let all: Vec<Pending> = first.drain(..).chain(self.queue.requests.take()).collect();
-        for pending in all {
+        let rest = if error.kind() == Kind::Full { error.clone() } else { self.refusal() };
+        let first = first.drain(..).map(|pending| (pending, error));
+        let queued = self.queue.requests.take().into_iter().map(|pending| (pending, &rest));
+        for (pending, error) in first.chain(queued) {
             pending.done.refuse(error.clone(), self.retries.count_refusal());
         }
     }
 
-    /// The error of a refused request.
+    /// The error of a refused request, which was not written.
     pub fn refusal(&self) -> Error {
-        let text = match self.retries.first_error() {
-            None => "the disk is full".to_owned(),
-            Some(error) if error.kind() == Kind::Full => format!("the disk is full: {error}"),
-            Some(error) => format!("no table can be written for now: {error}"),
-        };
-        Error::new(Kind::Full, text)
+        Error::new(Kind::Full, self.retries.reason())
     }
 }
 
@@ -291,4 +359,24 @@ fn next_group_bytes(requests: &RefCell<std::collections::VecDeque<Pending>>) -> 
         _ => None,
     });
     batches.take(GROUP_BYTES / 64).sum::<usize>().min(GROUP_BYTES)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_in_blob_files_are_not_admitted_at_the_rate_of_tables() {
+        let paces = Paces::new(0);
+        let after = |groups: usize, to_tables: u64| {
+            (0..groups).for_each(|_| paces.note_group(4136, to_tables));
+            paces.table_share.get()
+        };
+        assert_eq!(after(9, 4136), 1.0);
+        // A reference takes 60 bytes.
+        let share = after(200, 60);
+        assert!((0.014..0.016).contains(&share), "{share}");
+        assert_eq!(after(200, 0), TABLE_SHARE_MIN);
+        assert!(after(200, 4136) > 0.99);
+    }
 }

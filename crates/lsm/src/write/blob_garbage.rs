@@ -10,7 +10,7 @@
 //! 9.8 opens it *empty* and deletes its files. So the garbage is checked against the MANIFEST's
 //! state. Rather too little is recorded than too much: then the file only lives longer.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use rocksfmt::{
     BLOB_RECORD_HEADER_BYTES, BlobGarbage, BlobIndex, KEY_TRAILER_BYTES, ManifestReplay, ValueType,
@@ -75,33 +75,65 @@ impl BlobMeter {
         if self.0.values().all(|balance| balance.count <= 0) {
             return Vec::new();
         }
-        let mut links = state.blob_links(edit.column_family);
-        for (_, gone) in &edit.deleted_files {
-            links.remove(gone);
-        }
-        links.extend(edit.new_files.iter().map(|(_, file)| (file.number, file.oldest_blob_file)));
-        let mut garbage = Vec::new();
-        for blob in state.live_blob_files(edit.column_family) {
-            let Some(balance) = self.0.get(&blob.number) else { continue };
-            let count = u64::try_from(balance.count).unwrap_or(0);
-            let bytes = u64::try_from(balance.bytes).unwrap_or(0);
-            let is_linked = links.values().any(|&number| number == blob.number);
-            let left = blob.total_count.saturating_sub(blob.garbage_count);
-            let most = left.saturating_sub(u64::from(is_linked));
-            if count > most {
-                tracing::warn!(
-                    "{:06}.blob: {count} of its values became garbage, but only {left} were alive",
-                    blob.number
-                );
-            }
-            let count = count.min(most);
-            let bytes = bytes.min(blob.total_bytes.saturating_sub(blob.garbage_bytes));
-            if count > 0 {
-                garbage.push(BlobGarbage { number: blob.number, count, bytes });
-            }
-        }
-        garbage
+        let positive = |number: i64| u64::try_from(number).unwrap_or(0);
+        let garbage = self.0.iter().map(|(&number, balance)| BlobGarbage {
+            number,
+            count: positive(balance.count),
+            bytes: positive(balance.bytes),
+        });
+        at_most(state, edit, garbage)
     }
+}
+
+/// The garbage that the unused part of a blob file becomes which was registered with upper bounds
+/// ([`rocksfmt::BlobFileMeta::reserved`]) and ends with `count` values of `bytes`.
+pub(crate) fn unused(
+    state: &ManifestReplay,
+    family: u32,
+    number: u64,
+    (count, bytes): (u64, u64),
+) -> Option<BlobGarbage> {
+    let live = state.live_blob_files(family);
+    let blob = live.iter().find(|blob| blob.number == number && blob.is_reserved())?;
+    let count = blob.total_count.saturating_sub(count);
+    let bytes = blob.total_bytes.saturating_sub(bytes);
+    let edit = VersionEdit { column_family: family, ..VersionEdit::default() };
+    at_most(state, &edit, [BlobGarbage { number, count, bytes }]).pop()
+}
+
+/// Garbage as far as blob files have live values, but not all of a file's while a table is linked
+/// to it after the change `edit`. `state` is the MANIFEST's state before it.
+pub(crate) fn at_most(
+    state: &ManifestReplay,
+    edit: &VersionEdit,
+    garbage: impl IntoIterator<Item = BlobGarbage>,
+) -> Vec<BlobGarbage> {
+    let mut links = state.blob_links(edit.column_family);
+    for (_, gone) in &edit.deleted_files {
+        links.remove(gone);
+    }
+    links.extend(edit.new_files.iter().map(|(_, file)| (file.number, file.oldest_blob_file)));
+    let links: BTreeSet<u64> = links.into_values().collect();
+    let live = state.live_blob_files(edit.column_family);
+    let left = live.into_iter().map(|blob| {
+        let count = blob.total_count.saturating_sub(blob.garbage_count);
+        (blob.number, (count, blob.total_bytes.saturating_sub(blob.garbage_bytes)))
+    });
+    let left: BTreeMap<u64, (u64, u64)> = left.collect();
+    let mut limited = Vec::new();
+    for BlobGarbage { number, count, bytes } in garbage {
+        let Some(&(left, left_bytes)) = left.get(&number) else { continue };
+        if count > left {
+            tracing::warn!(
+                "{number:06}.blob: {count} of its values became garbage, but only {left} were alive"
+            );
+        }
+        let count = count.min(left.saturating_sub(u64::from(links.contains(&number))));
+        if count > 0 {
+            limited.push(BlobGarbage { number, count, bytes: bytes.min(left_bytes) });
+        }
+    }
+    limited
 }
 
 /// All live values in the blob files of a column family: garbage when all of its tables are

@@ -13,9 +13,8 @@
 //! before the load sees the loaded entries, as with RocksDB if snapshots are not asked to be
 //! consistent with ingestion.
 
-use rocksfmt::{
-    Comparator, FileName, LEVELS_MAX, SEEK_TYPE, SEQUENCE_MAX, ValueType, VersionEdit, pack,
-};
+use fs::NamesMark;
+use rocksfmt::{Comparator, LEVELS_MAX, SEEK_TYPE, SEQUENCE_MAX, ValueType, VersionEdit, pack};
 
 use crate::db::CfId;
 use crate::error::{Error, Kind, Result};
@@ -25,6 +24,7 @@ use crate::table_options::TablePlace;
 use crate::version::{Family, Version, user_key};
 use crate::write::compaction::Reservation;
 use crate::write::job::{ENTRIES_AT_ONCE, Job, MadeFiles};
+use crate::write::pace::BusyTime;
 use crate::write::state::WriteState;
 use crate::write::table_writer::{NewTable, TableWriter, file_bytes};
 use crate::write::writer::Writer;
@@ -63,7 +63,7 @@ impl Writer {
     /// Those of `next`; [`Kind::UnknownColumnFamily`]; [`Kind::Unsupported`] if keys do not ascend,
     /// or the family has something between the first and the last; [`Kind::Full`] if the disk is
     /// full. Then nothing was loaded. [`Kind::Io`] if the disk fails; if the MANIFEST could not be
-    /// written, writing has ended.
+    /// written, the load may be there after a crash, until another write has succeeded.
     pub async fn bulk_load(
         &self,
         family: CfId,
@@ -78,17 +78,18 @@ impl Writer {
             db: state.db.clone(),
             compression: state.options.compression,
             made: MadeFiles::default(),
+            busy: BusyTime::default(),
         };
         let family_now = version.family(family)?;
         let mut load = Load::new(&job, family_now, bottom_level(state, family_now));
         let loaded = async {
+            let mark = state.dir.mark();
             load.all(next).await?;
-            install(state, family, &mut load.tables).await
+            install(state, family, mark, &mut load.tables, &job.made).await
         };
         let result = loaded.await;
-        // After a failed write of the MANIFEST it is unknown whether it names them.
-        if result.is_err() && !state.has_failed() {
-            state.remove_files(job.made.take().into_iter().map(FileName::Sst).collect());
+        if result.is_err() {
+            state.remove_files(job.made.take());
         }
         result.map(|()| load.entries)
     }
@@ -157,9 +158,15 @@ impl<'a> Load<'a> {
 
 /// Adds the tables to the database and takes them out of `tables`. After an error they remain
 /// there.
-async fn install(state: &WriteState, id: CfId, tables: &mut Vec<Table>) -> Result<()> {
+async fn install(
+    state: &WriteState,
+    id: CfId,
+    mark: NamesMark,
+    tables: &mut Vec<Table>,
+    made: &MadeFiles,
+) -> Result<()> {
     let (Some(first), Some(last)) = (tables.first(), tables.last()) else { return Ok(()) };
-    state.sync_names().await?;
+    state.sync_names(mark).await?;
     let range = (user_key(&first.meta.smallest), user_key(&last.meta.largest));
     let range = (&range.0.to_vec()[..], &range.1.to_vec()[..]);
     let _reserved = reserve_bottom(state, id, range).await?;
@@ -181,19 +188,24 @@ async fn install(state: &WriteState, id: CfId, tables: &mut Vec<Table>) -> Resul
     }
     let entries: u64 = tables.iter().map(|table| table.properties.num_entries).sum();
     let in_tables = state.keys_in_tables.get().and_then(|keys| keys.checked_add(entries));
+    let bytes: u64 = tables.iter().map(|table| table.meta.size_bytes).sum();
     let edit = VersionEdit {
         column_family: id,
         keys: in_tables.filter(|_| id == 0),
         new_files: tables.iter().map(|table| (level as u32, table.meta.clone())).collect(),
         ..VersionEdit::default()
     };
+    // From here on they belong to the change.
+    made.take();
     let changed = turn.change(vec![edit], |version| version.add_tables(id, level, tables)).await;
-    if let Err(error) = &changed
-        && error.kind() != Kind::Full
-    {
-        state.fail(error);
+    if let Err(error) = &changed {
+        if !error.is_transient() {
+            state.fail(error);
+        }
+        state.hold_writes();
     }
     changed?;
+    state.merges.count(id, level, |level| level.added_bytes += bytes);
     if id == 0 {
         state.keys_in_tables.set(in_tables);
         state.db.set_keys(state.db.keys().and_then(|keys| keys.checked_add(entries)));

@@ -1,13 +1,27 @@
 //! The commit task: takes requests in their order, writes batches to the log in groups, and applies
 //! them to the memtables. `writer.rs` tells the whole path of a write.
+//!
+//! After a failed write or flush of the log, any part of the group may be on the disk, and another
+//! flush of the file would prove nothing. The log is given up:
+//!
+//! 1. The memtables, which hold all acknowledged writes of the log, become a generation that waits
+//!    to be flushed; no log takes the place of the old one yet ([`Commit::give_up_log`]).
+//! 2. Once a change of the MANIFEST has made the old log obsolete, no recovery finds the group any
+//!    more ([`Commit::heal`]).
+//! 3. A new log begins, and the group is written to it. If that fails, too, the group is refused
+//!    after step 2: it is not there and will not be.
+//!
+//! If tables or the MANIFEST cannot be written either, the fate of the group stays unknown, and its
+//! callers are told so. Everything after it is refused until step 2 succeeds.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use memtable::Reserve;
-use rocksfmt::{ManifestReplay, VersionEdit, WriteBatch};
+use rocksfmt::{FileName, ManifestReplay, VersionEdit, WriteBatch};
 
 use crate::durability::Durability;
 use crate::error::{Error, Kind, Result};
@@ -15,25 +29,30 @@ use crate::file_list::{FileList, FilePrefix};
 use crate::mem::live::{LiveWriter, TOMBSTONES_MAX};
 use crate::mutant::mutant;
 use crate::options::WriteOptions;
-use crate::version::{Level, Version};
+use crate::version::Version;
 use crate::write::blob_garbage;
 use crate::write::ingest::{self, Ingesting};
 use crate::write::job;
 use crate::write::retry::Task;
 use crate::write::state::{Generation, Pending, Request, WriteState};
-use crate::write::wal_writer::{NewLog, WalWriter};
+use crate::write::wal_writer::{NewLog, NotCreated, WalWriter};
 
 /// Most bytes of batches in a group of more than one.
 pub(crate) const GROUP_BYTES: usize = 512 << 10;
 /// Most space that a log reserves on the disk when it is begun, in bytes.
 const LOG_ROOM_MAX: u64 = 64 << 20;
+/// Logs to which a group is written before it is refused.
+const LOG_TRIES: u32 = 2;
 /// Memtables that hold less memory than this are never full.
 const MEMTABLES_SMALL: usize = 1 << 20;
 
+/// Memtables are full once they refer to so large a part of the live bytes in blob files.
+const BLOB_GENERATIONS: u64 = 64;
+
 /// Commits until writing ends. `log` is `None` if the disk had no space for one.
 pub(crate) async fn run(state: &Rc<WriteState>, log: Option<WalWriter>) {
-    let began = state.core.unix_time_ms() / 1000;
-    let mut commit = Commit { state, log, keys: Some(0), live: new_memtables(state), began };
+    let live = new_memtables(state);
+    let mut commit = Commit { state, log, keys: Some(0), live, began: 0, failure: None };
     let mut group = Vec::new();
     // Records that recovery skipped after a gap must never become contiguous with new ones.
     let mut waits = state.options.durability == Durability::Power || state.db.0.leftovers;
@@ -70,7 +89,7 @@ pub(crate) async fn run(state: &Rc<WriteState>, log: Option<WalWriter>) {
                     state.core.yield_now().await;
                 }
             }
-            Err(error) if error.kind() == Kind::Full => state.refuse(&mut group, &error),
+            Err(error) if error.is_transient() => state.refuse(&mut group, &error),
             Err(error) => {
                 for pending in group.drain(..) {
                     pending.done.set(Err(error.clone()));
@@ -88,21 +107,22 @@ pub(crate) fn log_room(options: &WriteOptions) -> u64 {
     (options.memtable_bytes as u64).min(LOG_ROOM_MAX) + (64 << 10)
 }
 
-/// The first log after an opening. A log that an earlier process recycled is left for clearings, if
-/// the disk has space for another one.
-pub(crate) async fn first_log(state: &WriteState) -> Result<WalWriter> {
+/// The first log after an opening, or after one that has failed. A log that an earlier process
+/// recycled is left for clearings, if the disk has space for another one.
+pub(crate) async fn first_log(state: &WriteState) -> std::result::Result<WalWriter, NotCreated> {
     match new_log(state, 1).await {
-        Err(error) if error.kind() == Kind::Full => new_log(state, 0).await,
+        Err(NotCreated { error, .. }) if error.kind() == Kind::Full => new_log(state, 0).await,
         done => done,
     }
 }
 
 /// Begins a log. Leaves at least `kept` recycled logs.
-async fn new_log(state: &WriteState, kept: usize) -> Result<WalWriter> {
+async fn new_log(state: &WriteState, kept: usize) -> std::result::Result<WalWriter, NotCreated> {
     let number = state.db.new_number();
     if number > u32::MAX.into() {
         let text = format!("no number is left for a log: {number} has more than 32 bits");
-        return Err(Error::new(Kind::Unsupported, text));
+        let error = Error::new(Kind::Unsupported, text);
+        return Err(NotCreated { error, may_be_there: false });
     }
     let new = NewLog {
         number,
@@ -118,16 +138,18 @@ async fn new_log(state: &WriteState, kept: usize) -> Result<WalWriter> {
     WalWriter::create(&state.core, &state.dir, new).await
 }
 
-struct Commit<'a> {
-    state: &'a WriteState,
+pub(crate) struct Commit<'a> {
+    pub state: &'a WriteState,
     /// `None` before the first group, if the opening found no space for a log.
-    log: Option<WalWriter>,
+    pub log: Option<WalWriter>,
     /// The change of the number of keys by the log's batches, if it is known.
     keys: Option<i64>,
     /// The memtables that are written to, by column family.
-    live: BTreeMap<u32, LiveWriter>,
-    /// When these memtables began, in Unix seconds.
+    pub live: BTreeMap<u32, LiveWriter>,
+    /// When the first write went to these memtables, in Unix seconds; 0 before it.
     began: u64,
+    /// Why the last log was given up, until it is obsolete.
+    failure: Option<Error>,
 }
 
 impl Commit<'_> {
@@ -141,7 +163,7 @@ impl Commit<'_> {
         let state = self.state;
         let durable = mutant("recovered_is_durable") && !state.db.0.leftovers;
         let done = || state.flushes.done.get() > 0 || durable;
-        let stuck = || state.retries.error(Task::Flush).is_some();
+        let stuck = || state.retries.flush_error().is_some();
         state.changed.wait_until(|| done() || state.has_failed() || stuck()).await;
         if !done() && !state.has_failed() { Err(state.refusal()) } else { Ok(()) }
     }
@@ -186,6 +208,14 @@ impl Commit<'_> {
                 let listed = self.list_files().await;
                 answer.replace(Some(listed));
             }
+            Some(Request::Create { name, comparator }) => {
+                let created = self.create_family(name, *comparator).await.map(u64::from);
+                answer(group, created)?;
+            }
+            Some(&Request::Drop(family)) => {
+                let dropped = self.drop_family(family).await.map(|()| visible);
+                answer(group, dropped)?;
+            }
             None => {}
         }
         Ok(visible)
@@ -193,12 +223,36 @@ impl Commit<'_> {
 
     /// Writes a group of batches to the log, applies it and makes it visible.
     async fn commit(&mut self, group: &mut [Pending]) -> Result<()> {
+        let state = self.state;
+        if state.holds_writes() {
+            return Err(state.refusal());
+        }
         let bytes: u64 = batches(group).map(|batch| batch.0.len() as u64).sum();
+        self.heal().await?;
         self.reserve(group.len() as u64, bytes).await?;
-        let first = self.state.db.visible() + 1;
-        let next = self.write_log(group, first).await?;
-        self.apply(group, first)?;
-        self.state.db.0.sequence.store(next - 1, Ordering::Release);
+        // Once, whatever happens to the log.
+        state.store_large_values(group).await?;
+        let to_tables = batches(group).map(|batch| batch.0.len() as u64).sum();
+        state.paces.note_group(bytes, to_tables);
+        let first = state.db.visible() + 1;
+        let mut tries = 0;
+        let next = loop {
+            self.heal().await?;
+            self.reserve(group.len() as u64, bytes).await?;
+            let error = match self.write_log(group, first).await {
+                Ok(next) => break next,
+                Err(error) => error,
+            };
+            self.give_up_log(error.clone()).await?;
+            tries += 1;
+            if tries == LOG_TRIES {
+                state.note_failure(Task::Log, &error);
+                return Err(state.refusal());
+            }
+        };
+        // A group that is in the log must become visible.
+        self.apply(group, first).map_err(|e| Error::new(Kind::Corruption, e.to_string()))?;
+        state.db.0.sequence.store(next - 1, Ordering::Release);
         Ok(())
     }
 
@@ -229,6 +283,9 @@ impl Commit<'_> {
     fn apply(&mut self, group: &mut [Pending], first: u64) -> Result<()> {
         let state = self.state;
         let reserve = &mut *state.reserve.chunks.borrow_mut();
+        if self.began == 0 {
+            self.began = state.core.unix_time_ms() / 1000;
+        }
         let mut sequence = first;
         let mut change = Some(0i64);
         for (batch, new) in batches(group) {
@@ -255,12 +312,20 @@ impl Commit<'_> {
     fn fill(&self) -> f64 {
         let sum = |of: fn(&LiveWriter) -> usize| -> usize { self.live.values().map(of).sum() };
         let limit = self.state.options.memtable_bytes;
+        if self.state.blobs.wants_flush.get() && sum(LiveWriter::bytes) > 0 {
+            return 1.0;
+        }
         let memory = sum(LiveWriter::memory);
         let part = |bytes: usize, limit: usize| bytes as f64 / limit.max(1) as f64;
         let memory_part = part(memory.max(MEMTABLES_SMALL), limit);
         let bytes_part = part(sum(LiveWriter::bytes), limit / 4);
         let tombstones = self.live.values().map(LiveWriter::range_tombstones).max();
+        // Merges find the garbage of blob files only once the references are in tables.
+        let (_, live) = self.state.blob_gc.space.bytes();
+        let blobs_max = (live / BLOB_GENERATIONS).max(limit as u64);
+        let blobs = self.state.blobs.unflushed() as f64 / blobs_max.max(1) as f64;
         part(memory, 2 * limit.max(MEMTABLES_SMALL))
+            .max(blobs)
             .max(memory_part.min(bytes_part))
             .max(part(tombstones.unwrap_or(0), TOMBSTONES_MAX))
     }
@@ -269,7 +334,8 @@ impl Commit<'_> {
     async fn reserve(&mut self, batches: u64, bytes: u64) -> Result<()> {
         let state = self.state;
         if self.log.is_none() && state.log_backs_off().is_none() {
-            self.log = Some(self.note(first_log(state).await)?);
+            let first = first_log(state).await.map_err(|not| not.error);
+            self.log = Some(self.note(first)?);
         }
         let Some(log) = &mut self.log else { return Err(state.refusal()) };
         if log.has_room(batches, bytes) {
@@ -286,31 +352,50 @@ impl Commit<'_> {
         self.note(reserved)
     }
 
-    /// Notes whether a log found space.
+    /// Notes whether a log could be created, or could grow.
     fn note<T>(&self, result: Result<T>) -> Result<T> {
         let state = self.state;
-        match result {
-            Err(error) if error.kind() == Kind::Full => {
-                state.note_full(Task::Log, &error);
-                Err(state.refusal())
-            }
-            result => {
-                state.note_success(Task::Log);
-                result
-            }
+        match &result {
+            Ok(_) => state.note_success(Task::Log),
+            Err(error) if error.kind() == Kind::Full => state.note_full(Task::Log, error),
+            Err(error) if error.is_transient() => state.note_failure(Task::Log, error),
+            Err(_) => return result,
         }
+        result.map_err(|_| state.refusal())
     }
 
     /// Begins a new log and new memtables. The old ones wait to become tables.
     async fn begin_log(&mut self, kept_recycled: usize) -> Result<()> {
         let state = self.state;
-        let durability = state.options.durability;
+        debug_assert!(
+            self.failure.is_none(),
+            "the last log must be obsolete before the next begins"
+        );
         if kept_recycled > 0 && state.log_backs_off().is_some() {
             return Err(state.refusal());
         }
-        let new = self.note(new_log(state, kept_recycled).await)?;
-        let next_log = new.number();
-        let Some(log) = self.log.replace(new) else { return Ok(()) };
+        match new_log(state, kept_recycled).await {
+            Ok(new) => {
+                state.note_success(Task::Log);
+                self.end_log(Some(new));
+                Ok(())
+            }
+            Err(NotCreated { error, may_be_there }) => {
+                if may_be_there {
+                    // Recovery would find the present log to go on after the end of this one.
+                    self.end_log(None);
+                }
+                self.note(Err(error))
+            }
+        }
+    }
+
+    /// Ends the log, if there is one, and begins new memtables. The old ones wait to become tables.
+    fn end_log(&mut self, new: Option<WalWriter>) {
+        let state = self.state;
+        let durability = state.options.durability;
+        let next_log = new.as_ref().map_or_else(|| state.db.new_number(), WalWriter::number);
+        let Some(log) = std::mem::replace(&mut self.log, new) else { return };
         state.count(|stats| stats.logs += 1);
         let version = state.db.version();
         let mems = version
@@ -324,12 +409,63 @@ impl Commit<'_> {
         let keys = self.keys.replace(0);
         let log = (durability == Durability::Process).then(|| log.into_file());
         let last_sequence = state.db.visible();
-        let began = std::mem::replace(&mut self.began, state.core.unix_time_ms() / 1000);
-        let generation = Generation { mems, log_number, keys, log, next_log, last_sequence, began };
+        let began = std::mem::take(&mut self.began);
+        let log_failed = self.failure.is_some();
+        let generation =
+            Generation { mems, log_number, log_failed, keys, log, next_log, last_sequence, began };
         state.flushes.waiting.borrow_mut().push_back(generation);
+        state.blobs.begin_memtables();
         state.paces.note_fill(state.core.now_ns());
         state.set_paces();
         state.changed.notify_all();
+    }
+
+    /// Gives up a log that could not be written, and waits until it is obsolete: then it is as if
+    /// what failed had never been tried.
+    ///
+    /// # Errors
+    /// [`Kind::Io`] if that is not known: tables or the MANIFEST cannot be written either.
+    async fn give_up_log(&mut self, error: Error) -> Result<()> {
+        let state = self.state;
+        state.note_broken_log(&error);
+        self.failure = Some(error.clone());
+        let failed_log = self.log.as_ref().map(WalWriter::number);
+        self.end_log(None);
+        if mutant("broken_log_goes_first")
+            && let Some(number) = failed_log
+        {
+            let _ = state.dir.remove(&FileName::Wal(number).to_string()).await;
+        }
+        let Err(stuck) = self.heal().await else { return Ok(()) };
+        if mutant("unknown_is_refused") {
+            return Err(stuck);
+        }
+        let text = format!(
+            "{error}; it is unknown whether this write will be there after a crash, because the log \
+             cannot be replaced yet: {stuck}"
+        );
+        Err(Error::new(Kind::Io, text))
+    }
+
+    /// After a log was given up, waits until it is obsolete.
+    ///
+    /// # Errors
+    /// [`Kind::Full`] if tables or the MANIFEST cannot be written.
+    async fn heal(&mut self) -> Result<()> {
+        let state = self.state;
+        if self.failure.is_none() {
+            return Ok(());
+        }
+        let done = || state.flushes.waiting.borrow().is_empty() || mutant("heals_at_once");
+        let stuck = || state.retries.flush_error().is_some();
+        state.changed.wait_until(|| done() || stuck() || state.has_failed()).await;
+        match state.failure() {
+            Some(error) => return Err(error),
+            None if !done() => return Err(state.refusal()),
+            None => {}
+        }
+        self.failure = None;
+        state.note_healed_log();
         Ok(())
     }
 
@@ -357,16 +493,23 @@ impl Commit<'_> {
                 ..edit
             });
         }
-        turn.change(edits, |version| {
+        let changed = turn.change(edits, |version| {
             for &slot in &slots {
                 version.slots.free(slot);
             }
             for family in version.families.iter_mut().filter(|family| ids.contains(&family.id)) {
                 family.mems.truncate(1);
-                family.levels.fill_with(Level::default);
+                family.levels.fill_with(Arc::default);
             }
-        })
-        .await?;
+        });
+        if let Err(error) = changed.await {
+            state.hold_writes();
+            return match state.holds_writes() {
+                _ if !error.is_transient() => Err(error),
+                true => Err(unknown_clearing(&error)),
+                false => Err(Error::new(Kind::Full, error.to_string())),
+            };
+        }
         state.cleared.borrow_mut().extend(ids.iter().map(|&id| (id, first_log)));
         state.db.0.clears.fetch_add(1, Ordering::SeqCst);
         if ids.contains(&0) {
@@ -415,15 +558,18 @@ impl Commit<'_> {
         self.switch_memtables().await?;
         let state = self.state;
         let done = || state.flushes.waiting.borrow().is_empty();
-        let stuck = || state.retries.error(Task::Flush).is_some();
+        let stuck = || state.retries.flush_error().is_some();
         state.changed.wait_until(|| done() || state.has_failed() || stuck()).await;
         if !done() && !state.has_failed() { Err(state.refusal()) } else { Ok(()) }
     }
 
     /// The files that hold the database as it is now. No task changes the MANIFEST meanwhile, and
     /// this one alone writes logs: so tables and logs fit together.
-    async fn list_files(&self) -> Result<FileList> {
+    async fn list_files(&mut self) -> Result<FileList> {
         let state = self.state;
+        // A log that failed may hold a group that must not be copied.
+        self.heal().await?;
+        state.sync_blob_files().await?;
         let turn = state.manifest_turn().await?;
         let Some(manifest) = turn.file() else {
             let what = "the disk has no space for a new MANIFEST, which the opening needs";
@@ -442,11 +588,14 @@ impl Commit<'_> {
         let first = turn.state().min_log_number_to_keep();
         logs.retain(|log| log.number >= first && log.bytes != Some(0));
         let sequence = state.db.visible();
-        Ok(FileList { directory: state.dir.path().to_owned(), sequence, manifest, logs })
+        let open_blobs = state.blobs.prefixes();
+        let directory = state.dir.path().to_owned();
+        Ok(FileList { directory, sequence, manifest, logs, open_blobs })
     }
 
-    /// Makes logs durable that are not flushed with every group.
-    async fn sync(&self) -> Result<()> {
+    /// Makes logs durable that are not flushed with every group. If that fails, their writes become
+    /// durable as tables.
+    async fn sync(&mut self) -> Result<()> {
         if self.state.options.durability == Durability::Power {
             return Ok(());
         }
@@ -455,16 +604,26 @@ impl Commit<'_> {
             // Recovered writes are in no table, and their logs may not be durable.
             return Err(error);
         }
+        self.state.sync_blob_files().await?;
         let older: Vec<_> = {
             let waiting = self.state.flushes.waiting.borrow();
             waiting.iter().filter_map(|waiting| waiting.log.clone()).collect()
         };
+        self.heal().await?;
         for file in older.iter().chain(self.log.as_ref().map(WalWriter::file)) {
-            let synced = file.sync_data().await;
-            synced.map_err(|e| Error::io(file.path().display(), &e).for_good())?;
+            if let Err(error) = file.sync_data().await {
+                let error = Error::io(file.path().display(), &error).in_part();
+                return self.give_up_log(error).await;
+            }
         }
         Ok(())
     }
+}
+
+/// The error of a clearing when a write of the MANIFEST has failed.
+fn unknown_clearing(error: &Error) -> Error {
+    let text = format!("{error}; it is unknown whether this clearing will be done after a crash");
+    Error::new(Kind::Io, text)
 }
 
 /// The edit that removes all tables of a column family, and all values in its blob files.
@@ -481,13 +640,24 @@ fn clearing(version: &Version, manifest: &ManifestReplay, id: u32) -> Result<Ver
 }
 
 /// The batches of a group, each with its change of the number of keys.
-fn batches(
+pub(crate) fn batches(
     group: &mut [Pending],
 ) -> impl Iterator<Item = (&mut rocksfmt::BatchWriter, Option<i64>)> {
     group.iter_mut().filter_map(|pending| match &mut pending.request {
         Request::Batch { batch, keys } => Some((batch, *keys)),
         _ => None,
     })
+}
+
+/// Answers one request. An error that does not end writing concerns this request only.
+fn answer(group: &[Pending], result: Result<u64>) -> Result<()> {
+    let ends =
+        |error: &&Error| matches!(error.kind(), Kind::Corruption | Kind::Locked | Kind::NoDatabase);
+    if let Some(error) = result.as_ref().err().filter(ends) {
+        return Err(error.clone());
+    }
+    group.iter().for_each(|pending| pending.done.set(result.clone()));
+    Ok(())
 }
 
 /// Takes consecutive batches, or consecutive clearings, or one request of another kind.

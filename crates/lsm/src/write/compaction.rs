@@ -11,13 +11,14 @@
 //!
 //! A failed merge does not end writing: its outputs are removed, and it is retried later
 //! (`retry.rs`). A merge that lacks memory is retried with fewer files; a file that repeatedly
-//! finds no memory on its own is left alone like a damaged one. Only a MANIFEST or a directory that
-//! cannot be written ends writing.
+//! finds no memory on its own is left alone like a damaged one. The same holds for a
+//! MANIFEST or a directory that cannot be written.
 
 use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering;
 
 use reactor::{Core, join_all};
 use rocksfmt::{FileMeta, FileName, VersionEdit};
@@ -25,11 +26,13 @@ use rocksfmt::{FileMeta, FileName, VersionEdit};
 use crate::error::{Error, Kind, Result};
 use crate::mutant::mutant;
 use crate::table::Table;
-use crate::version::{Family, Level, Slot, Version};
+use crate::version::{Family, Level, Slot, Version, user_key};
+use crate::write::aged::AgedFiles;
+use crate::write::compaction_status::LevelCounters;
 use crate::write::job::{self, Job, JobCore};
-use crate::write::manual::CompactionLimits;
+use crate::write::manual::{CompactionLimits, CompactionWatch};
 use crate::write::merge::{MEMORY_SHARE, MergePart, Merged, MergedTables};
-use crate::write::pace::MergeProgress;
+use crate::write::pace::{MergeCounters, MergeProgress};
 use crate::write::picker::{KeyRange, Memory, Picker, Plan};
 use crate::write::quarantine::Quarantine;
 use crate::write::retry::Task;
@@ -49,8 +52,10 @@ pub(crate) struct Merges {
     pub running: RefCell<Vec<Arc<Running>>>,
     /// Tables that merges leave alone.
     pub quarantine: Quarantine,
+    /// Files that are due for their age.
+    pub aged: AgedFiles,
     /// Most files of level 0 in one merge. Reduced after a merge that lacked memory.
-    files_max: Cell<usize>,
+    pub files_max: Cell<usize>,
     /// No merge begins.
     pub paused: Cell<bool>,
     pub limits: Cell<CompactionLimits>,
@@ -61,6 +66,8 @@ pub(crate) struct Merges {
     idle: Cell<Option<(u64, u64)>>,
     /// Jobs that have begun or ended.
     changes: Cell<u64>,
+    /// What was done to the levels of each family.
+    counters: RefCell<BTreeMap<u32, Vec<LevelCounters>>>,
 }
 
 /// A job under way.
@@ -68,10 +75,20 @@ pub(crate) struct Running {
     pub family: u32,
     pub plan: Arc<Plan>,
     pub progress: MergeProgress,
+    pub since_ns: u64,
+    /// A user asked for it.
+    pub is_requested: bool,
     /// Bytes of its inputs in level 0.
     level0: u64,
     /// The cores that it occupies.
     parts: usize,
+}
+
+impl Running {
+    /// The number of cores that it occupies.
+    pub fn cores(&self) -> usize {
+        self.parts
+    }
 }
 
 impl Merges {
@@ -79,12 +96,14 @@ impl Merges {
         Merges {
             running: RefCell::default(),
             quarantine: Quarantine::new(version),
+            aged: AgedFiles::default(),
             files_max: Cell::new(usize::MAX),
             paused: Cell::new(false),
             limits: Cell::default(),
             turn: Cell::new(0),
             idle: Cell::new(None),
             changes: Cell::new(0),
+            counters: RefCell::default(),
         }
     }
 
@@ -118,6 +137,16 @@ impl Merges {
         level: usize,
         range: (&[u8], &[u8]),
     ) -> Option<Reservation<'_>> {
+        self.reserve_plan(family, level, range, Plan::reservation(level, range))
+    }
+
+    fn reserve_plan(
+        &self,
+        family: &Family,
+        level: usize,
+        range: (&[u8], &[u8]),
+        plan: Plan,
+    ) -> Option<Reservation<'_>> {
         let mut running = self.running.borrow_mut();
         let mut same = running.iter().filter(|job| job.family == family.id);
         if !same.all(|job| job.plan.is_apart(family.comparator, level, range)) {
@@ -125,13 +154,47 @@ impl Merges {
         }
         let reserved = Arc::new(Running {
             family: family.id,
-            plan: Arc::new(Plan::reservation(level, range)),
-            progress: MergeProgress::new(0, &Arc::default()),
+            plan: Arc::new(plan),
+            progress: MergeProgress::new(0, 0, &MergeCounters::default()),
+            since_ns: 0,
+            is_requested: false,
             level0: 0,
             parts: 0,
         });
         running.push(reserved.clone());
         Some(Reservation { merges: self, reserved })
+    }
+
+    /// Counts work on a level of a family.
+    pub fn count(&self, family: u32, level: usize, change: impl FnOnce(&mut LevelCounters)) {
+        let mut counters = self.counters.borrow_mut();
+        let levels = counters.entry(family).or_default();
+        levels.resize_with(levels.len().max(level + 1), LevelCounters::default);
+        change(&mut levels[level]);
+    }
+
+    /// What was done to the levels of a family since the opening.
+    pub fn counters(&self, family: u32) -> Vec<LevelCounters> {
+        self.counters.borrow().get(&family).cloned().unwrap_or_default()
+    }
+
+    /// Keeps jobs from a table, until the result is dropped; `None` if one has it, or writes to its
+    /// range of its level.
+    pub fn reserve_table(
+        &self,
+        version: &Version,
+        family: &Family,
+        level: usize,
+        slot: u32,
+    ) -> Option<Reservation<'_>> {
+        let meta = version.meta(slot);
+        let is_input = |job: &Arc<Running>| job.plan.files().any(|(_, busy)| busy == slot);
+        if self.running.borrow().iter().any(|job| job.family == family.id && is_input(job)) {
+            return None;
+        }
+        let range = (user_key(&meta.smallest), user_key(&meta.largest));
+        let plan = Plan { inputs: vec![slot], ..Plan::reservation(level, range) };
+        self.reserve_plan(family, level, range, plan)
     }
 
     /// Notes that another merge may be possible now.
@@ -145,11 +208,18 @@ pub(crate) fn jobs_max(core: &Core) -> usize {
     core.cores().min(JOBS_MAX)
 }
 
+/// The number of cores that jobs may occupy.
+fn parts_max(state: &WriteState) -> usize {
+    let most = jobs_max(&state.core);
+    match state.merges.limits.get().cores_percent {
+        Some(percent) => (percent.div_ceil(100) as usize).clamp(1, most),
+        None => most,
+    }
+}
+
 /// Whether another job may begin beside those that run.
 pub(crate) fn has_place(state: &WriteState) -> bool {
-    let most = jobs_max(&state.core);
-    let most = state.merges.limits.get().jobs.map_or(most, |jobs| jobs.clamp(1, most));
-    state.merges.parts() < most
+    !state.merges.paused.get() && state.merges.parts() < parts_max(state)
 }
 
 /// Merges whenever there is something to merge, until writing ends. [`jobs_max`] tasks do this.
@@ -180,7 +250,7 @@ pub(crate) async fn run(state: &WriteState) {
                 continue;
             }
             Ok(Attempt::Failed(error)) => error,
-            Err(error) if matches!(error.kind(), Kind::Full | Kind::Memory) => error,
+            Err(error) if error.is_transient() => error,
             Err(error) => return state.fail(&error),
         };
         state.back_off(Task::Merge, &failure, since_ns).await;
@@ -213,7 +283,7 @@ pub(crate) fn is_due(state: &WriteState, version: &Version) -> bool {
 fn picked(state: &WriteState, version: &Version, memory: Memory) -> Option<(u32, Plan)> {
     let merges = &state.merges;
     let now = (version.epoch, merges.changes.get());
-    if merges.idle.get() == Some(now) || merges.paused.get() || !has_place(state) {
+    if merges.idle.get() == Some(now) || !has_place(state) {
         return None;
     }
     let left_alone = |slot| merges.quarantine.holds(version, slot);
@@ -226,15 +296,18 @@ fn picked(state: &WriteState, version: &Version, memory: Memory) -> Option<(u32,
         let turn = merges.turn.get();
         let compression = state.options.compression;
         let left_alone = &left_alone;
-        let picker = Picker { version, family, left_alone, running, memory, compression, turn };
-        let due = picker.due();
-        let urgency = due.urgency();
-        if urgency < 1.0 || best.as_ref().is_some_and(|best| best.0 >= urgency) {
-            continue;
-        }
-        if let Some(plan) = picker.pick(&due) {
-            best = Some((urgency, family.id, plan));
-        }
+        merges.aged.with(family.id, |aged| {
+            let picker =
+                Picker { version, family, left_alone, running, memory, compression, turn, aged };
+            let due = picker.due();
+            let urgency = due.urgency();
+            if due.is_nothing() || best.as_ref().is_some_and(|best| best.0 >= urgency) {
+                return;
+            }
+            if let Some(plan) = picker.pick(&due) {
+                best = Some((urgency, family.id, plan));
+            }
+        });
     }
     if best.is_none() {
         merges.idle.set(Some(now));
@@ -245,7 +318,7 @@ fn picked(state: &WriteState, version: &Version, memory: Memory) -> Option<(u32,
 /// Merges what is most urgent.
 ///
 /// # Errors
-/// [`Kind::Full`] and [`Kind::Memory`] of the MANIFEST; all others end writing.
+/// Those of the MANIFEST and of the directory; one that is not transient ends writing.
 async fn merge_next(state: &WriteState) -> Result<Attempt> {
     let version = state.db.version();
     let bytes = state.core.pool().limit() as u64 / MEMORY_SHARE;
@@ -253,7 +326,7 @@ async fn merge_next(state: &WriteState) -> Result<Attempt> {
     let Some((family, plan)) = picked(state, &version, memory) else {
         return Ok(Attempt::Nothing);
     };
-    Compaction::begin(state, version, family, plan).run().await
+    Compaction::begin(state, version, family, plan, None).run().await
 }
 
 /// See [`Merges::reserve`].
@@ -280,11 +353,11 @@ pub(crate) struct Compaction<'a> {
     plan: Arc<Plan>,
     ranges: Vec<KeyRange>,
     running: Arc<Running>,
-    /// Bytes of the inputs that are done.
-    done: Arc<AtomicU64>,
+    done: MergeCounters,
     /// The first of its cores.
     place: usize,
-    since_ns: u64,
+    /// The request that it is a part of.
+    watch: Option<CompactionWatch>,
 }
 
 impl Drop for Compaction<'_> {
@@ -292,6 +365,7 @@ impl Drop for Compaction<'_> {
         let merges = &self.state.merges;
         merges.running.borrow_mut().retain(|job| !Arc::ptr_eq(job, &self.running));
         merges.note_change();
+        self.state.set_paces();
         self.state.changed.notify_all();
     }
 }
@@ -302,27 +376,35 @@ impl<'a> Compaction<'a> {
         version: Arc<Version>,
         family: u32,
         plan: Plan,
+        watch: Option<CompactionWatch>,
     ) -> Compaction<'a> {
         let merges = &state.merges;
         let place = merges.parts();
-        let free = jobs_max(&state.core).saturating_sub(place);
+        let free = parts_max(state).saturating_sub(place);
         let ranges = split(&version, family, &plan, free);
         let bytes = plan.files().map(|(_, slot)| version.meta(slot).size_bytes).sum();
-        let (plan, done) = (Arc::new(plan), Arc::new(AtomicU64::new(0)));
+        let entries = plan.files().map(|(_, slot)| version.entry_bytes(slot)).sum();
+        let (plan, done) = (Arc::new(plan), MergeCounters::default());
         let since_ns = state.core.now_ns();
-        let progress = MergeProgress::new(bytes, &done);
+        let progress = MergeProgress::new(bytes, entries, &done);
         let level0 = match plan.start {
             0 => plan.inputs.iter().map(|&slot| version.meta(slot).size_bytes).sum(),
             _ => 0,
         };
         let parts = ranges.len();
-        let running = Running { family, plan: plan.clone(), progress, level0, parts };
+        let is_requested = watch.is_some();
+        let plan_too = plan.clone();
+        let running =
+            Running { family, plan: plan_too, progress, since_ns, is_requested, level0, parts };
         let running = Arc::new(running);
+        if let Some(watch) = &watch {
+            watch.set_current(Some(running.clone()));
+        }
         merges.running.borrow_mut().push(running.clone());
         merges.turn.set(merges.turn.get().wrapping_add(1));
         merges.note_change();
         state.set_paces();
-        Compaction { state, version, family, plan, ranges, running, done, place, since_ns }
+        Compaction { state, version, family, plan, ranges, running, done, place, watch }
     }
 
     /// Merges or moves the files, and installs the result.
@@ -330,11 +412,15 @@ impl<'a> Compaction<'a> {
         if self.plan.moves {
             return self.install(MergedTables::default()).await;
         }
+        let mark = self.state.dir.mark();
         let tables = match self.merge().await {
             Ok(tables) => tables,
             Err(attempt) => return Ok(attempt),
         };
-        self.state.sync_names().await?;
+        if let Err(error) = self.state.sync_names(mark).await {
+            self.state.remove_tables(tables.metas());
+            return Err(error);
+        }
         self.install(tables).await
     }
 
@@ -348,6 +434,7 @@ impl<'a> Compaction<'a> {
     /// The result of the attempt, if there are no tables.
     async fn merge(&self) -> std::result::Result<MergedTables, Attempt> {
         let state = self.state;
+        let is_unwanted = || self.watch.as_ref().is_some_and(CompactionWatch::is_cancelled);
         let parts = self.ranges.iter().enumerate().map(|(at, range)| {
             let part = MergePart {
                 version: self.version.clone(),
@@ -358,7 +445,8 @@ impl<'a> Compaction<'a> {
                 pace: state.paces.merge.clone(),
             };
             let work = async move |job: Job| part.run(&job).await;
-            Box::pin(job::run(state, JobCore::Merge(self.place + at), 0, work))
+            let place = JobCore::Merge(self.place + at);
+            Box::pin(job::run_unless(state, place, 0, &is_unwanted, work))
                 as Pin<Box<dyn Future<Output = Result<Option<Merged>>>>>
         });
         let mut all = MergedTables::default();
@@ -370,14 +458,14 @@ impl<'a> Compaction<'a> {
             }
         }
         let Some(failed) = failed else { return Ok(all) };
-        job::remove_made(&state.dir, all.metas().map(|meta| meta.number)).await;
+        job::remove_made(&state.dir, all.metas().map(|meta| FileName::Sst(meta.number))).await;
         Err(self.attempt(failed))
     }
 
     /// The result of the attempt when a part has no tables.
     fn attempt(&self, failed: Result<Option<Merged>>) -> Attempt {
         match failed {
-            // Writing has ended.
+            // Writing has ended, or the request was cancelled.
             Ok(None | Some(Merged::Tables(_))) => Attempt::Nothing,
             Ok(Some(Merged::Unread(slot, error))) if error.kind() == Kind::Memory => {
                 self.lacks_memory(Some(slot), error)
@@ -435,15 +523,8 @@ impl<'a> Compaction<'a> {
             state.dir.remove(&name).await.map_err(|e| Error::io(&name, &e))?;
         }
         let written: u64 = tables.metas().map(|meta| meta.size_bytes).sum();
-        let made: Vec<u64> = tables.metas().map(|meta| meta.number).collect();
         let MergedTables { tables, staying, .. } = tables;
-        let changed = turn.change(vec![edit], |v| replace(v, *family, plan, tables, staying)).await;
-        if let Err(error) = &changed
-            && error.kind() == Kind::Full
-        {
-            job::remove_made(&state.dir, made.into_iter()).await;
-        }
-        changed?;
+        turn.change(vec![edit], |v| replace(v, *family, plan, tables, staying)).await?;
         state.paces.note_left_level0(self.running.level0);
         self.count(written);
         if !plan.moves {
@@ -481,7 +562,7 @@ impl<'a> Compaction<'a> {
             bytes,
             written,
             parts = self.ranges.len(),
-            ms = (self.state.core.now_ns() - self.since_ns) / 1_000_000,
+            ms = (self.state.core.now_ns() - self.running.since_ns) / 1_000_000,
             "{}",
             if plan.moves { "moved" } else { "merged" }
         );
@@ -494,6 +575,23 @@ impl<'a> Compaction<'a> {
             stats.merged_bytes += bytes;
             stats.merged_into_bytes += written;
         });
+        let of_level: u64 =
+            plan.overlapped.iter().map(|&slot| self.version.meta(slot).size_bytes).sum();
+        self.state.merges.count(self.family, plan.output, |level| {
+            if plan.moves {
+                level.moved_bytes += bytes;
+                return;
+            }
+            level.merges += 1;
+            level.read_above_bytes += bytes - of_level;
+            level.read_bytes += of_level;
+            level.written_bytes += written;
+            level.ns += self.state.core.now_ns() - self.running.since_ns;
+            level.busy_ns += self.done.busy_ns.load(Ordering::Relaxed);
+        });
+        if let Some(watch) = &self.watch {
+            watch.count(plan, bytes, written);
+        }
     }
 }
 
@@ -505,14 +603,13 @@ impl MergedTables {
 
 impl Version {
     /// Whether this version has the table of another version's slot at the same place.
-    fn is_at(&self, other: &Version, family: u32, level: usize, slot: u32) -> bool {
+    pub(crate) fn is_at(&self, other: &Version, family: u32, level: usize, slot: u32) -> bool {
         let same = match (self.slots.get(slot as usize), other.slots.get(slot as usize)) {
             (Some(Slot::Open(a)), Some(Slot::Open(b))) => Arc::ptr_eq(a, b),
             _ => false,
         };
         let family = self.families.iter().find(|f| f.id == family);
-        let level = family.and_then(|family| family.levels.get(level));
-        same && level.is_some_and(|level| level.slots.contains(&slot))
+        same && family.is_some_and(|family| family.place_of(self, level, slot).is_some())
     }
 }
 
@@ -533,7 +630,7 @@ fn replace(
     let comparator = version.families[at].comparator;
     let slots = &version.slots;
     let levels = &mut version.families[at].levels;
-    levels.resize_with(levels.len().max(plan.output + 1), Level::default);
+    levels.resize_with(levels.len().max(plan.output + 1), Arc::default);
     let start = &levels[plan.start];
     levels[plan.start] = if plan.start == 0 {
         // In the place of the run: files that came meanwhile are newer.

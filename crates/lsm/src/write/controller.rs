@@ -12,6 +12,10 @@
 //! *Drain* is the rate at which bytes leave level 0, smoothed over some seconds. It is what the
 //! database can take for long.
 //!
+//! Blob files have a pressure of their own, while their garbage is collected: 0 where collection
+//! begins, 1 at the limit of their space, linear in between. Its drain is the rate at which
+//! collection frees space. The lower rate of the two applies.
+//!
 //! The rate is unlimited below pressure ¼; twice the drain at ¼; the drain at ½; and a quarter of
 //! it at 1, linear in between. So a load above what the database can take settles at pressure ½,
 //! with a short level 0, and no write ever waits for a whole merge: each group is delayed by as
@@ -51,6 +55,13 @@ pub(crate) fn pressure(options: &FamilyOptions, files: usize, debt: u64, bytes: 
     let hard = (4.0 * soft).min(options.pending_hard as f64).max(soft + 1.0);
     let middle = (2.0 * soft).min((soft + hard) / 2.0);
     level0.max(along(debt as f64, [soft, middle, hard]))
+}
+
+/// The pressure of blob files of `total` bytes with `live` bytes of live values, whose garbage is
+/// collected from a ratio of both on that is `start`, and which are to stay below `most`.
+pub(crate) fn blob_pressure(total: u64, live: u64, start: f64, most: f64) -> f64 {
+    let ratio = total as f64 / live.max(1) as f64;
+    along(ratio, [start, (start + most) / 2.0, most])
 }
 
 /// The files of level 0 at which an overload settles.
@@ -127,6 +138,12 @@ pub(crate) fn rate(pressure: f64, drain: f64) -> Option<f64> {
     Some(drain * factor.max(0.25))
 }
 
+/// The part of background work's share of the disk that merges have in any case. An overload
+/// settles where it begins: until then writes are slowed, and reads are not.
+pub(crate) fn urgency(pressure: f64) -> f64 {
+    ((pressure - SETTLED) / (1.0 - SETTLED)).clamp(0.0, 1.0)
+}
+
 /// The rate of writes while no other memtable is free and `room` (0 to 1) of this one is.
 pub(crate) fn rate_into_last_memtable(room: f64, flushed: f64) -> f64 {
     flushed * (2.0 * room).clamp(0.05, 2.0)
@@ -168,12 +185,26 @@ mod tests {
     }
 
     #[test]
+    fn blob_files_have_a_pressure_on_the_way_to_their_limit() {
+        let of = |total| blob_pressure(total, 100, 1.6, 2.0);
+        assert_eq!((of(100), of(160), of(200), of(900)), (0.0, 0.0, 1.0, 1.0));
+        assert!((of(180) - 0.5).abs() < 1e-9 && (of(170) - 0.25).abs() < 1e-9);
+        assert_eq!((blob_pressure(0, 0, 1.6, 2.0), blob_pressure(9, 0, 1.6, 2.0)), (0.0, 1.0));
+    }
+
+    #[test]
     fn the_rate_falls_with_pressure() {
         assert_eq!(rate(0.2, 100.0), None);
         assert_eq!(rate(0.25, 100.0), Some(200.0));
         assert_eq!(rate(0.5, 100.0), Some(100.0));
         assert_eq!(rate(1.0, 100.0), Some(25.0));
         assert!(rate_into_last_memtable(0.5, 100.0) > rate_into_last_memtable(0.2, 100.0));
+    }
+
+    #[test]
+    fn an_overload_slows_writes_before_reads() {
+        assert_eq!([0.0, 0.5, 0.75, 1.0].map(urgency), [0.0, 0.0, 0.5, 1.0]);
+        assert!(rate(0.5, 100.0).is_some());
     }
 
     #[test]

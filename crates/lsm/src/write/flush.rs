@@ -3,7 +3,8 @@
 //!
 //! The order makes every crash harmless:
 //!
-//! 1. The tables become durable, then their names.
+//! 1. The tables become durable, then their names, and the values in blob files to which the tables
+//!    refer.
 //! 2. One change of the MANIFEST names the tables and the new log numbers, for all families.
 //! 3. Readers get the new version.
 //! 4. The logs are obsolete.
@@ -12,7 +13,7 @@
 
 use std::sync::Arc;
 
-use rocksfmt::{FileMeta, Fragments, RangeDelAggregator, VersionEdit};
+use rocksfmt::{FileMeta, FileName, Fragments, RangeDelAggregator, ValueType, VersionEdit, unpack};
 
 use crate::error::{Error, Kind, Result};
 use crate::mem::{Mem, MemCursor, split};
@@ -21,6 +22,7 @@ use crate::mutant::mutant;
 use crate::table::Table;
 use crate::table_options::TablePlace;
 use crate::version::{Family, Level, Version};
+use crate::write::blob_garbage::BlobMeter;
 use crate::write::compaction_iter::{Around, CompactionIter, Place, Rules};
 use crate::write::job::{self, ENTRIES_AT_ONCE, Job, JobCore};
 use crate::write::pace::{Pace, Paced};
@@ -45,7 +47,9 @@ async fn all_generations(state: &WriteState) -> Result<()> {
     // The families of the first generation that are flushed, if others failed.
     let mut done = Vec::new();
     loop {
-        state.changed.wait_until(|| !none() || state.is_ending()).await;
+        // Until the MANIFEST is replaced, tables would be written in vain.
+        let waits = || none() || state.retries.error(Task::Manifest).is_some();
+        state.changed.wait_until(|| !waits() || state.is_ending()).await;
         // The first generation holds the recovered writes: new writes may wait for it.
         if none() || (state.is_ending() && state.flushes.done.get() > 0) || state.has_failed() {
             return Ok(());
@@ -60,7 +64,7 @@ async fn all_generations(state: &WriteState) -> Result<()> {
             Ok(Outcome::Done) => None,
             Ok(Outcome::Ended) => return Ok(()),
             Ok(Outcome::Failed(error)) => Some(error),
-            Err(error) if matches!(error.kind(), Kind::Full | Kind::Memory) => Some(error),
+            Err(error) if error.is_transient() => Some(error),
             Err(error) => return Err(error),
         };
         match failure {
@@ -94,6 +98,8 @@ pub(crate) struct Flushed {
     pub id: u32,
     pub mems: Vec<Arc<Mem>>,
     pub tables: Vec<Table>,
+    /// The references to blob files in the memtables and in the tables.
+    pub blobs: BlobMeter,
 }
 
 /// The result of an attempt to flush a generation.
@@ -106,13 +112,14 @@ enum Outcome {
 }
 
 /// Writes the tables of all families, then one change of the MANIFEST. If the tables of a family
-/// cannot be written, the change covers the families before it. An error ends all writing, unless
-/// it is a full disk or a lack of memory.
+/// cannot be written, the change covers the families before it. Only an error that is not transient
+/// ends writing.
 async fn generation_to_tables(
     state: &WriteState,
     generation: &Generation,
     done: &mut Vec<u32>,
 ) -> Result<Outcome> {
+    let mark = state.dir.mark();
     let families: Vec<u32> = state.db.version().families.iter().map(|family| family.id).collect();
     let mut all = Vec::new();
     let mut failure = None;
@@ -123,7 +130,7 @@ async fn generation_to_tables(
             continue;
         }
         if !mems.iter().any(|mem| has_entries(mem)) {
-            all.push(Flushed { id, mems, tables: Vec::new() });
+            all.push(Flushed { id, mems, tables: Vec::new(), blobs: BlobMeter::default() });
             continue;
         }
         let (version, own) = (state.db.version(), mems.clone());
@@ -131,7 +138,7 @@ async fn generation_to_tables(
         let work = async move |job: Job| tables(&job, &version, id, &own, began, &pace).await;
         let grace_ns = if state.flushes.done.get() == 0 { FIRST_GRACE_NS } else { 0 };
         match job::run(state, JobCore::Flush, grace_ns, work).await {
-            Ok(Some(tables)) => all.push(Flushed { id, mems, tables }),
+            Ok(Some((tables, blobs))) => all.push(Flushed { id, mems, tables, blobs }),
             // The next opening removes the tables: no record names them.
             Ok(None) => return Ok(Outcome::Ended),
             Err(error) => {
@@ -140,8 +147,12 @@ async fn generation_to_tables(
             }
         }
     }
-    if all.iter().any(|family| !family.tables.is_empty()) {
-        state.sync_names().await?;
+    if all.iter().any(|family| !family.tables.is_empty())
+        && let Err(error) = state.sync_new_files(mark).await
+    {
+        let tables = all.iter().flat_map(|family| &family.tables);
+        state.remove_files(tables.map(|table| FileName::Sst(table.meta.number)).collect());
+        return Err(error);
     }
     let first = mutant("logs_go_first");
     if first && failure.is_none() {
@@ -172,8 +183,11 @@ pub(crate) async fn install(
     last: bool,
 ) -> Result<()> {
     let turn = state.manifest_turn().await?;
-    // Families that were cleared meanwhile.
-    let gone = all.extract_if(.., |family| is_cleared(state, generation, family.id));
+    // Families that were cleared or dropped meanwhile.
+    let version = state.db.version();
+    let is_there = |id| version.families.iter().any(|family| family.id == id);
+    let gone = all
+        .extract_if(.., |family| is_cleared(state, generation, family.id) || !is_there(family.id));
     let gone: Vec<Flushed> = gone.collect();
     let log_number = generation.next_log + u64::from(mutant("log_number_is_newer"));
     let keys = state.keys_in_tables.get().zip(generation.keys);
@@ -186,13 +200,15 @@ pub(crate) async fn install(
         // The number of keys goes with the default family's log number.
         let counts = family.id == 0 && keys != state.keys_in_tables.get();
         if !family.tables.is_empty() || counts {
-            edits.push(VersionEdit {
+            let mut edit = VersionEdit {
                 column_family: family.id,
                 keys: keys.filter(|_| family.id == 0),
                 log_number: Some(log_number),
                 new_files: family.tables.iter().map(|table| (0, table.meta.clone())).collect(),
                 ..VersionEdit::default()
-            });
+            };
+            edit.blob_garbage = family.blobs.garbage(turn.state(), &edit);
+            edits.push(edit);
         }
     }
     if last {
@@ -209,18 +225,23 @@ pub(crate) async fn install(
     }
     let tables = all.iter().flat_map(|family| &family.tables);
     let metas: Vec<FileMeta> = tables.map(|table| table.meta.clone()).collect();
+    let of_families: Vec<(u32, u64)> = all
+        .iter()
+        .map(|family| {
+            let sizes = family.tables.iter().map(|table| table.meta.size_bytes);
+            (family.id, sizes.sum())
+        })
+        .collect();
     let has_default = all.iter().any(|family| family.id == 0);
     let apply = |version: &mut Version| all.into_iter().for_each(|family| replace(version, family));
     if edits.is_empty() {
         drop(turn);
         state.db.publish(apply);
     } else {
-        if let Err(error) = turn.change(edits, apply).await {
-            if error.kind() == Kind::Full {
-                job::remove_made(&state.dir, metas.iter().map(|meta| meta.number)).await;
-            }
-            return Err(error);
-        }
+        turn.change(edits, apply).await?;
+    }
+    if last {
+        state.blobs.flushed(generation.next_log);
     }
     state.remove_tables(gone.iter().flat_map(|family| &family.tables).map(|table| &table.meta));
     if has_default {
@@ -230,12 +251,15 @@ pub(crate) async fn install(
         stats.flushed_tables += metas.len() as u64;
         stats.flushed_bytes += metas.iter().map(|meta| meta.size_bytes).sum::<u64>();
     });
+    for (family, bytes) in of_families.into_iter().filter(|&(_, bytes)| bytes > 0) {
+        state.merges.count(family, 0, |level| level.added_bytes += bytes);
+    }
     Ok(())
 }
 
 /// Replaces a family's memtables by their tables.
 fn replace(version: &mut Version, flushed: Flushed) {
-    let Flushed { id, mems, tables } = flushed;
+    let Flushed { id, mems, tables, .. } = flushed;
     let slots: Vec<u32> = tables.into_iter().map(|table| version.put(table)).collect();
     let Some(at) = version.families.iter().position(|family| family.id == id) else { return };
     let family = &mut version.families[at];
@@ -244,7 +268,7 @@ fn replace(version: &mut Version, flushed: Flushed) {
         return;
     }
     if family.levels.is_empty() {
-        family.levels.push(Level::default());
+        family.levels.push(Arc::default());
     }
     let newest_first = slots.into_iter().rev().chain(family.levels[0].slots.iter().copied());
     family.levels[0] = Level::of(newest_first.collect(), &version.slots);
@@ -256,7 +280,7 @@ fn is_cleared(state: &WriteState, generation: &Generation, id: u32) -> bool {
 }
 
 /// Writes each memtable of a family to a table, the oldest first. The first of their entries was
-/// written at `began`, in Unix seconds.
+/// written at `began`, in Unix seconds. Also counts the references to blob files.
 async fn tables(
     job: &Job,
     version: &Version,
@@ -264,17 +288,17 @@ async fn tables(
     mems: &[Arc<Mem>],
     began: u64,
     pace: &Pace,
-) -> Result<Vec<Table>> {
-    let mut tables = Vec::new();
+) -> Result<(Vec<Table>, BlobMeter)> {
+    let (mut tables, mut blobs) = (Vec::new(), BlobMeter::default());
     let Some(family) = version.families.iter().find(|family| family.id == id) else {
-        return Ok(tables);
+        return Ok((tables, blobs));
     };
     for mem in mems.iter().rev() {
         if has_entries(mem) {
-            tables.push(table(job, family, mem, began, pace).await?);
+            tables.push(table(job, family, mem, began, pace, &mut blobs).await?);
         }
     }
-    Ok(tables)
+    Ok((tables, blobs))
 }
 
 /// Writes a memtable to a table and opens it. Versions that no reader can see are omitted.
@@ -284,14 +308,17 @@ pub(crate) async fn table(
     mem: &Mem,
     oldest_ancestor_time: u64,
     pace: &Pace,
+    blobs: &mut BlobMeter,
 ) -> Result<Table> {
-    let mut paced = Paced::new(pace);
+    let mut paced = Paced::new(pace, &job.busy);
     let bytes = mem.memory() as u64;
     let table = NewTable { place: TablePlace::FLUSH, bytes, oldest_ancestor_time };
     let mut writer = TableWriter::create(job, family, table).await?;
     let mut cursor = MemCursor::new(mem);
     let mut more = cursor.seek_to_first(mem);
     let mut added = 0;
+    // The last entry that refers to a blob file.
+    let mut last: Vec<u8> = Vec::new();
     let snapshots = job.db.readable();
     let mut around = AroundMem(fragments(job, family, mem, &snapshots).await?);
     let mut iter = CompactionIter::new(Rules {
@@ -305,8 +332,15 @@ pub(crate) async fn table(
         let (user, packed) = split(cursor.key(mem));
         let value = cursor.value(mem);
         let value = value.as_ref().map_or(&b""[..], |value| mem.value(value));
+        // A log that was replayed twice gives the same entry twice.
+        if unpack(packed).1 == ValueType::BlobIndex as u8 && last != cursor.key(mem) {
+            last.clear();
+            last.extend_from_slice(cursor.key(mem));
+            blobs.comes_in(&last, value);
+        }
         iter.push(&mut around, user, packed, value)?;
         while let Some(output) = iter.next(value) {
+            blobs.goes_out(output.key, output.value);
             writer.add(output.key, output.value).await?;
             paced.done(&job.core, (output.key.len() + output.value.len()) as u64).await;
         }
@@ -318,6 +352,7 @@ pub(crate) async fn table(
     }
     iter.finish(&mut around);
     while let Some(output) = iter.next(b"") {
+        blobs.goes_out(output.key, output.value);
         writer.add(output.key, output.value).await?;
     }
     for tombstone in around.0.between(None, None) {
@@ -340,7 +375,11 @@ async fn fragments(job: &Job, family: &Family, mem: &Mem, snapshots: &[u64]) -> 
             job.core.checkpoint().await;
         }
     }
-    Ok(all.finish())
+    let mut cutting = all.cut();
+    while cutting.step() {
+        job.core.checkpoint().await;
+    }
+    Ok(cutting.finish())
 }
 
 /// The range tombstones of a memtable.

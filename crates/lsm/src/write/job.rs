@@ -16,6 +16,7 @@ use rocksfmt::{Compression, FileName};
 
 use crate::db::Db;
 use crate::error::Result;
+use crate::write::pace::BusyTime;
 use crate::write::state::WriteState;
 
 /// What a job needs to write tables.
@@ -24,17 +25,18 @@ pub(crate) struct Job {
     pub dir: Dir,
     pub db: Db,
     pub compression: Compression,
-    /// The tables that it has made.
+    /// The files that it has made.
     pub made: MadeFiles,
+    /// The time that it has occupied its core.
+    pub busy: BusyTime,
 }
 
-/// Numbers of tables.
-pub(crate) type MadeFiles = Rc<RefCell<Vec<u64>>>;
+/// Tables and blob files.
+pub(crate) type MadeFiles = Rc<RefCell<Vec<FileName>>>;
 
-/// Removes the tables of a failed job. Those that cannot be removed are left to the next opening.
-pub(crate) async fn remove_made(dir: &Dir, made: impl Iterator<Item = u64>) {
-    for number in made {
-        let name = FileName::Sst(number).to_string();
+/// Removes the files of a failed job. Those that cannot be removed are left to the next opening.
+pub(crate) async fn remove_made(dir: &Dir, made: impl Iterator<Item = FileName>) {
+    for name in made.map(|file| file.to_string()) {
         if let Err(error) = dir.remove(&name).await {
             tracing::debug!("cannot remove {name}: {error}");
         }
@@ -83,6 +85,18 @@ pub(crate) async fn run<R: Send + 'static, Fut: Future<Output = Result<R>> + 'st
     grace_ns: u64,
     work: impl FnOnce(Job) -> Fut + Send + 'static,
 ) -> Result<Option<R>> {
+    run_unless(state, place, grace_ns, &|| false, work).await
+}
+
+/// The same. Also returns `None` once `is_unwanted`, after a notification of
+/// [`WriteState::changed`].
+pub(crate) async fn run_unless<R: Send + 'static, Fut: Future<Output = Result<R>> + 'static>(
+    state: &WriteState,
+    place: JobCore,
+    grace_ns: u64,
+    is_unwanted: &dyn Fn() -> bool,
+    work: impl FnOnce(Job) -> Fut + Send + 'static,
+) -> Result<Option<R>> {
     let core = &state.core;
     let there = place.id(core);
     let (db, compression) = (state.db.clone(), state.options.compression);
@@ -90,11 +104,11 @@ pub(crate) async fn run<R: Send + 'static, Fut: Future<Output = Result<R>> + 'st
     let is_cancelled = cancelled.clone();
     let mut job = pin!(core.spawn_on(there, Class::Background, move |there| {
         let (core, dir) = (there.clone(), Dir::new(there, db.path()));
-        let made = MadeFiles::default();
+        let (made, busy) = (MadeFiles::default(), BusyTime::default());
         let (own, mine, clock) = (dir.clone(), made.clone(), there.clone());
-        let done = work(Job { core, dir, db, compression, made });
+        let done = work(Job { core, dir, db, compression, made, busy: busy.clone() });
         async move {
-            let result = unless_cancelled(&clock, &is_cancelled, done).await;
+            let result = unless_cancelled(&clock, &is_cancelled, &busy, done).await;
             if !matches!(result, Some(Ok(_))) {
                 remove_made(&own, mine.take().into_iter()).await;
             }
@@ -102,7 +116,7 @@ pub(crate) async fn run<R: Send + 'static, Fut: Future<Output = Result<R>> + 'st
         }
     }));
     let mut end = pin!(async {
-        state.changed.wait_until(|| state.is_ending()).await;
+        state.changed.wait_until(|| state.is_ending() || is_unwanted()).await;
         core.sleep_ns(grace_ns).await;
     });
     poll_fn(|cx| {
@@ -114,16 +128,20 @@ pub(crate) async fn run<R: Send + 'static, Fut: Future<Output = Result<R>> + 'st
     .await
 }
 
-/// The result of a job, unless it is cancelled before.
+/// The result of a job, unless it is cancelled before. Counts the time that it takes.
 async fn unless_cancelled<R>(
     core: &Core,
     is_cancelled: &AtomicBool,
+    busy: &BusyTime,
     job: impl Future<Output = R>,
 ) -> Option<R> {
     let mut job = pin!(job);
     let mut poll = core.sleep_ns(CANCEL_POLL_NS);
     poll_fn(|cx| {
-        if let Poll::Ready(result) = job.as_mut().poll(cx) {
+        let since_ns = core.now_exact_ns();
+        let polled = job.as_mut().poll(cx);
+        busy.set(busy.get() + core.now_exact_ns().saturating_sub(since_ns));
+        if let Poll::Ready(result) = polled {
             return Poll::Ready(Some(result));
         }
         while Pin::new(&mut poll).poll(cx).is_ready() {

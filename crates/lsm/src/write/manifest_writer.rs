@@ -20,10 +20,18 @@
 //! leaves the old one or the new one current, and the other is removed. A full disk changes
 //! nothing: space for a record is reserved before it is written, and a new MANIFEST that does not
 //! fit is removed. If an opening finds no space for its MANIFEST, the first change begins it.
+//!
+//! After a failed write or flush of the MANIFEST, or of CURRENT, it is unknown whether the change
+//! will be there after a crash; nothing that depends on it is removed meanwhile. Another write to
+//! the same file would prove nothing. So the MANIFEST is replaced: first together with the change,
+//! and if that fails too, before or together with the next change. Once CURRENT durably names the
+//! new one, it decides: a change that failed is not in it.
 
 use fs::{Dir, File, Mode};
 use reactor::Core;
-use rocksfmt::{FileName, LOG_BLOCK_BYTES, LogWriter, ManifestReplay, ManifestState, VersionEdit};
+use rocksfmt::{
+    FileName, LOG_BLOCK_BYTES, LogWriter, ManifestReplay, ManifestState, VersionEdit, parse_current,
+};
 
 use crate::db::Db;
 use crate::error::{Error, Kind, Result};
@@ -62,10 +70,20 @@ pub(crate) struct ManifestWriter {
     bytes_max: u64,
     /// The length at which it is replaced: the limit, or more if it began with much.
     replace_at: u64,
-    /// MANIFESTs that were replaced and are still there.
-    replaced: Vec<u64>,
-    /// An append failed: the end of the file is unknown.
-    broken: bool,
+    /// Files that may be removed: MANIFESTs that were replaced, and those of changes that were
+    /// decided against.
+    obsolete: Vec<FileName>,
+    /// A write failed or is under way: the end of the file, or which MANIFEST is current, is
+    /// unknown.
+    undecided: bool,
+    /// MANIFESTs that CURRENT may also name meanwhile.
+    rivals: Vec<u64>,
+    /// Files that the change under way adds.
+    adding: Vec<FileName>,
+    /// Files of changes that failed and may be there after a crash.
+    uncertain: Vec<FileName>,
+    /// How often the MANIFEST was replaced because a write of it had failed.
+    heals: u64,
 }
 
 impl ManifestWriter {
@@ -89,8 +107,12 @@ impl ManifestWriter {
             state: ManifestReplay::resume(state),
             bytes_max,
             replace_at: 0,
-            replaced: Vec::new(),
-            broken: false,
+            obsolete: Vec::new(),
+            undecided: false,
+            rivals: Vec::new(),
+            adding: Vec::new(),
+            uncertain: Vec::new(),
+            heals: 0,
         }
     }
 
@@ -118,51 +140,93 @@ impl ManifestWriter {
         &self.state
     }
 
-    /// The numbers of MANIFESTs that may be removed.
-    pub fn take_replaced(&mut self) -> Vec<u64> {
-        std::mem::take(&mut self.replaced)
+    /// Files that may be removed: MANIFESTs that were replaced, and those of changes that are not
+    /// in the MANIFEST.
+    pub fn take_obsolete(&mut self) -> Vec<FileName> {
+        std::mem::take(&mut self.obsolete)
+    }
+
+    /// Whether it is unknown what is durable: a write of the MANIFEST or of CURRENT has failed, and
+    /// the MANIFEST was not replaced since.
+    pub fn is_undecided(&self) -> bool {
+        self.undecided
+    }
+
+    /// How often the MANIFEST was replaced because a write of it had failed.
+    pub fn heals(&self) -> u64 {
+        self.heals
+    }
+
+    /// If it is unknown what is durable, replaces the MANIFEST. Changes that failed are not in the
+    /// new one. Suspends for the disk.
+    ///
+    /// # Errors
+    /// As for [`ManifestWriter::append`].
+    pub async fn decide(&mut self, db: &Db) -> Result<()> {
+        match self.undecided {
+            true => self.replace(db.new_number(), &[], db.next_file()).await,
+            false => Ok(()),
+        }
     }
 
     /// Appends a change, one record for each column family, all or none, and makes it durable.
     /// Suspends for the disk. It adds the next file's number and the last sequence.
     ///
     /// # Errors
-    /// The device's; after one, every later call fails. Only [`Kind::Full`] changes nothing.
-    pub async fn append(&mut self, db: &Db, mut edits: Vec<VersionEdit>) -> Result<()> {
-        if self.broken {
-            return Err(Error::new(
-                Kind::Io,
-                format!("{}: an earlier write of it failed: open the database again", self.name),
-            ));
+    /// The device's; [`Kind::Locked`] and [`Kind::NoDatabase`] if another process has taken the
+    /// directory. Nothing was changed, unless [`ManifestWriter::is_undecided`]: then the change may
+    /// be there after a crash, until a later call succeeds. The files that the change adds are
+    /// obsolete in the first case, and are kept as long as they may be needed in the second.
+    pub async fn append(&mut self, db: &Db, edits: Vec<VersionEdit>) -> Result<()> {
+        // A caller may have been dropped during a write.
+        self.give_up(self.undecided);
+        self.adding = added_by(&edits);
+        let (was_undecided, rivals) = (self.undecided, self.rivals.len());
+        let done = self.append_edits(db, edits).await;
+        match done {
+            Ok(()) => self.adding.clear(),
+            Err(_) => {
+                let stayed_out = was_undecided && self.rivals.len() == rivals;
+                self.give_up(self.undecided && !stayed_out);
+            }
         }
+        done
+    }
+
+    /// Ends a change that has failed; if it may be there after a crash, its files are kept.
+    fn give_up(&mut self, may_be_there: bool) {
+        let files = std::mem::take(&mut self.adding);
+        match may_be_there {
+            true => self.uncertain.extend(files),
+            false => self.obsolete.extend(files),
+        }
+    }
+
+    async fn append_edits(&mut self, db: &Db, mut edits: Vec<VersionEdit>) -> Result<()> {
         let count = edits.len();
         for (at, edit) in edits.iter_mut().enumerate() {
             edit.atomic_group_remaining = (count > 1).then(|| (count - 1 - at) as u32);
         }
         let records = encode(db, self.state.last_sequence(), &mut edits);
         let is_long = records.iter().any(|record| HEADER + record.len() > LOG_BLOCK_BYTES);
-        let must = is_long || !self.is_begun();
+        let must = is_long || !self.is_begun() || self.undecided;
         let mut is_there = false;
         if must || self.log.position() >= self.replace_at {
-            let number = db.new_number();
-            match self
-                .replace(
-                    number,
-                    &encode(db, self.state.last_sequence(), &mut edits),
-                    db.next_file(),
-                )
-                .await
-            {
+            match self.replace_with(db, &mut edits).await {
                 // The old one can still be used.
-                Err(error) if !self.broken && !must => tracing::debug!("{}: {error}", self.name),
+                Err(error) if !self.undecided && !must => tracing::debug!("{}: {error}", self.name),
                 replaced => {
                     replaced?;
                     is_there = true;
                 }
             }
         }
-        if !is_there {
-            self.extend(&records).await?;
+        if !is_there && let Err(error) = self.extend(&records).await {
+            if !self.undecided {
+                return Err(error);
+            }
+            tracing::warn!("{error}; a new MANIFEST takes its place");
+            self.replace_with(db, &mut edits).await.map_err(Error::in_part)?;
         }
         for edit in edits {
             self.state.edit(edit).map_err(|e| Error::format(&self.name, &e))?;
@@ -170,11 +234,18 @@ impl ManifestWriter {
         Ok(())
     }
 
+    /// Continues in a new file that also has a change.
+    async fn replace_with(&mut self, db: &Db, edits: &mut [VersionEdit]) -> Result<()> {
+        let number = db.new_number();
+        let records = encode(db, self.state.last_sequence(), edits);
+        self.replace(number, &records, db.next_file()).await
+    }
+
     /// Writes records to the end of the file.
     async fn extend(&mut self, records: &[Vec<u8>]) -> Result<()> {
         let (parts, log) = pack(self.log, records);
         self.reserve(log.position()).await?;
-        self.broken = true;
+        self.undecided = true;
         let mut at = self.log.position();
         for bytes in parts {
             self.put(at, &bytes).await?;
@@ -182,16 +253,22 @@ impl ManifestWriter {
         }
         debug_assert_eq!(at, log.position());
         self.log = log;
-        self.broken = false;
+        self.undecided = false;
         Ok(())
     }
 
     /// Continues in a new file, which begins with the whole state and then has `records`.
     async fn replace(&mut self, number: u64, records: &[Vec<u8>], next: u64) -> Result<()> {
+        if self.undecided {
+            self.check_current().await?;
+        }
         let new = write_new(&self.core, &self.dir, number, &self.state, next, records).await;
         let (file, log) = match new {
             Ok(new) => new,
-            Err(error) => return Err(self.abandon(number, error).await),
+            Err(error) => {
+                self.abandon(number).await;
+                return Err(error);
+            }
         };
         if mutant("old_manifest_goes_first") {
             let removed = self.dir.remove(&self.name).await;
@@ -199,7 +276,9 @@ impl ManifestWriter {
         }
         self.make_current(number).await?;
         tracing::debug!("{} is replaced: it had {} bytes", self.name, self.log.position());
-        self.replaced.push(self.number);
+        let old = self.rivals.drain(..).filter(|&rival| rival != number).chain([self.number]);
+        self.obsolete.extend(old.map(FileName::Manifest));
+        self.obsolete.append(&mut self.uncertain);
         self.number = number;
         self.name = FileName::Manifest(number).to_string();
         (self.file, self.log, self.room) = (Some(file), log, 0);
@@ -211,27 +290,51 @@ impl ManifestWriter {
     async fn make_current(&mut self, number: u64) -> Result<()> {
         let io = |e: std::io::Error| Error::io("CURRENT", &e);
         let text = format!("{}\n", FileName::Manifest(number));
+        let was_undecided = std::mem::replace(&mut self.undecided, true);
+        self.rivals.push(number);
+        // After a failed sync, a second one need not cover the same rename.
+        let mark = self.dir.mark();
         if let Err(error) = self.dir.replace_small("CURRENT", text.as_bytes()).await {
-            return Err(self.abandon(number, io(error)).await);
+            let error = io(error);
+            if matches!(error.kind(), Kind::Full | Kind::Memory) {
+                self.rivals.pop();
+                self.undecided = was_undecided;
+                self.abandon(number).await;
+            }
+            return Err(error);
         }
         // Until this is done, a crash may leave either of the two current.
-        let synced = self.dir.sync().await;
-        self.broken = synced.is_err();
-        synced.map_err(|e| io(e).for_good())
+        self.dir.sync_since(mark).await.map_err(|e| io(e).in_part())?;
+        self.undecided = false;
+        self.heals += u64::from(was_undecided);
+        Ok(())
     }
 
-    /// Removes a MANIFEST that CURRENT does not name. After an error that leaves it unknown what
-    /// was done, the file stays and writing ends.
-    async fn abandon(&mut self, number: u64, error: Error) -> Error {
-        if !matches!(error.kind(), Kind::Full | Kind::Memory) {
-            self.broken = true;
-            return error.for_good();
+    /// Checks that CURRENT names a MANIFEST of this process.
+    async fn check_current(&self) -> Result<()> {
+        let text = self.dir.read_small("CURRENT", 4096).await.map_err(|e| match e.kind() {
+            std::io::ErrorKind::NotFound => {
+                Error::new(Kind::NoDatabase, "CURRENT is gone: something has removed the database")
+            }
+            _ => Error::io("CURRENT", &e),
+        })?;
+        let named = parse_current(&text).map_err(|e| Error::format("CURRENT", &e))?;
+        if named == self.number || self.rivals.contains(&named) {
+            return Ok(());
         }
+        let text = format!(
+            "CURRENT names {}, which this process has not written: another process writes to this database",
+            FileName::Manifest(named)
+        );
+        Err(Error::new(Kind::Locked, text))
+    }
+
+    /// Removes a MANIFEST that CURRENT does not name.
+    async fn abandon(&mut self, number: u64) {
         let name = FileName::Manifest(number).to_string();
         if let Err(error) = self.dir.remove(&name).await {
             tracing::debug!("cannot remove {name}: {error}");
         }
-        error
     }
 
     fn file(&self) -> &File {
@@ -265,14 +368,26 @@ impl ManifestWriter {
         let parts = [(start + head.len() as u64, rest), (start, head)];
         for (at, bytes) in parts.into_iter().filter(|(_, bytes)| !bytes.is_empty()) {
             let written = write(self.file(), at, bytes).await;
-            written.map_err(|e| Error::io(&self.name, &e).for_good())?;
+            written.map_err(|e| Error::io(&self.name, &e).in_part())?;
             if !mutant("manifest_is_not_synced") {
                 let synced = self.file().sync_data().await;
-                synced.map_err(|e| Error::io(&self.name, &e).for_good())?;
+                synced.map_err(|e| Error::io(&self.name, &e).in_part())?;
             }
         }
         Ok(())
     }
+}
+
+/// The tables and blob files that a change adds. Tables that it moves are not among them.
+pub(crate) fn added_by(edits: &[VersionEdit]) -> Vec<FileName> {
+    let mut added = Vec::new();
+    for edit in edits {
+        let moved = |number| edit.deleted_files.iter().any(|(_, gone)| *gone == number);
+        let tables = edit.new_files.iter().map(|(_, meta)| meta.number);
+        added.extend(tables.filter(|&number| !moved(number)).map(FileName::Sst));
+        added.extend(edit.new_blob_files.iter().map(|blob| FileName::Blob(blob.number)));
+    }
+    added
 }
 
 /// Encodes the records of a change. `last_sequence` is the MANIFEST's so far: no log that counts
@@ -298,7 +413,8 @@ async fn write_new(
     records: &[Vec<u8>],
 ) -> Result<(File, LogWriter)> {
     let name = FileName::Manifest(number).to_string();
-    let io = |e: std::io::Error| Error::io(&name, &e);
+    let io = |e: std::io::Error| Error::io(&name, &e).of_new_file();
+    let mark = dir.mark();
     // Buffered, so that the file is never longer than its records.
     let file = core.attach(&dir.create_or_empty(&name, Mode::Buffered).await.map_err(io)?);
     let mut log = LogWriter::new(None, 0);
@@ -327,7 +443,7 @@ async fn write_new(
         file.sync_data().await.map_err(io)?;
     }
     // The MANIFEST's name must be durable before CURRENT has it.
-    dir.sync().await.map_err(io)?;
+    dir.sync_since(mark).await.map_err(io)?;
     Ok((file, log))
 }
 

@@ -1,11 +1,17 @@
 //! Control over merges: compaction of a range on request, pauses, and limits.
 
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+use std::sync::Arc;
+
+use reactor::Class;
+
 use crate::db::CfId;
 use crate::error::{Error, Kind, Result};
-use crate::version::{Family, Version, user_key};
-use crate::write::compaction::{self, Attempt, Compaction};
+use crate::version::{Level, Version, user_key};
+use crate::write::compaction::{self, Attempt, Compaction, Running};
+use crate::write::merge::MEMORY_SHARE;
 use crate::write::picker::{KeyRange, Memory, Picker, Plan};
-use crate::write::retry::Task;
 use crate::write::state::WriteState;
 use crate::write::writer::Writer;
 
@@ -20,21 +26,87 @@ pub struct Compacted {
     pub bytes: u64,
     /// Bytes of the tables that they became.
     pub into_bytes: u64,
+    /// It was cancelled before its end.
+    pub cancelled: bool,
 }
 
 /// Limits of merges. They hold until they are changed or the database is closed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CompactionLimits {
-    /// Most merges at the same time; `None`: one for each core, at most four.
-    pub jobs: Option<usize>,
-    /// Most bytes of entries that each merge goes through in a second; `None` for no limit.
+    /// Processor time of all merges together, in hundredths of a core; `None`: one core for each
+    /// merge, and four cores at most.
+    pub cores_percent: Option<u32>,
+    /// Most bytes of keys and values that all merges together go through in a second; `None` for
+    /// no limit.
     pub bytes_per_second: Option<u64>,
+}
+
+/// Watches and cancels a compaction on request. Clones are the same.
+#[derive(Clone, Default)]
+pub struct CompactionWatch(Rc<Watched>);
+
+#[derive(Default)]
+struct Watched {
+    cancelled: Cell<bool>,
+    done: Cell<Compacted>,
+    /// Bytes that were left to be merged when `done` had so many.
+    left: Cell<(u64, u64)>,
+    /// The merge under way.
+    current: RefCell<Option<Arc<Running>>>,
+}
+
+impl CompactionWatch {
+    /// What is done so far.
+    pub fn done(&self) -> Compacted {
+        self.0.done.get()
+    }
+
+    /// Bytes read by merges so far, and what they will be in the end, about.
+    pub fn progress(&self) -> (u64, u64) {
+        let (left, then) = self.0.left.get();
+        let current = self.0.current.borrow();
+        let current = current.as_ref().map_or(0, |job| job.progress.bytes - job.progress.left());
+        let done = self.done().bytes + current;
+        (done, (then + left).max(done))
+    }
+
+    /// Whether [`Writer::cancel_compaction`] was called.
+    pub fn is_cancelled(&self) -> bool {
+        self.0.cancelled.get()
+    }
+
+    pub(crate) fn set_current(&self, current: Option<Arc<Running>>) {
+        self.0.current.replace(current);
+    }
+
+    /// Counts a merge that has ended.
+    pub(crate) fn count(&self, plan: &Plan, bytes: u64, written: u64) {
+        let mut done = self.done();
+        if plan.moves {
+            done.moved_files += plan.inputs.len() as u64;
+        } else {
+            done.merges += 1;
+            done.bytes += bytes;
+            done.into_bytes += written;
+        }
+        self.0.done.set(done);
+        self.set_current(None);
+    }
+}
+
+/// Cancels a compaction that nobody waits for any more.
+struct CancelOnDrop<'a>(&'a Writer, CompactionWatch);
+
+impl Drop for CancelOnDrop<'_> {
+    fn drop(&mut self) {
+        self.0.cancel_compaction(&self.1);
+    }
 }
 
 impl Writer {
     /// Compacts all keys from `from` (inclusive) to `to` (exclusive) into the deepest level that
     /// has any of them, level by level. Writes go on meanwhile, and what they add may stay
-    /// above. Suspends until it is done.
+    /// above. Suspends until it is done; a pause holds it up. Dropping the future cancels it.
     ///
     /// # Errors
     /// [`Kind::UnknownColumnFamily`]; [`Kind::Full`] or [`Kind::Memory`] if a merge found no space
@@ -45,33 +117,58 @@ impl Writer {
         from: Option<&[u8]>,
         to: Option<&[u8]>,
     ) -> Result<Compacted> {
-        let state = &*self.0;
-        state.db.version().family(family)?;
-        let _work = state.begin_work()?;
-        self.flush().await?;
-        let before = state.stats();
-        let range = KeyRange { from: from.map(<[u8]>::to_vec), to: to.map(<[u8]>::to_vec) };
-        let mut sweep = Sweep { family, range, level: 0, level0_left: None, done: None };
-        while let Some(plan) = sweep.next(state).await? {
-            merge(state, family, plan).await?;
-        }
-        let after = state.stats();
-        Ok(Compacted {
-            merges: after.merges - before.merges,
-            moved_files: after.moved_files - before.moved_files,
-            bytes: after.merged_bytes - before.merged_bytes,
-            into_bytes: after.merged_into_bytes - before.merged_into_bytes,
-        })
+        self.compact_watched(family, from, to, &CompactionWatch::default()).await
     }
 
-    /// Begins no more merges until [`Writer::resume_compaction`]. Those under way end as usual.
-    /// Writes slow down and stop when level 0 has as many files as always.
+    /// The same, watched by another task, which may cancel it: then it ends with what was done.
+    ///
+    /// # Errors
+    /// As for [`Writer::compact`].
+    pub async fn compact_watched(
+        &self,
+        family: CfId,
+        from: Option<&[u8]>,
+        to: Option<&[u8]>,
+        watch: &CompactionWatch,
+    ) -> Result<Compacted> {
+        self.0.db.version().family(family)?;
+        let range = KeyRange { from: from.map(<[u8]>::to_vec), to: to.map(<[u8]>::to_vec) };
+        let sweep = Sweep {
+            family,
+            range,
+            level: 0,
+            until: u64::MAX,
+            level0_left: None,
+            done: None,
+            left_of: None,
+        };
+        let _cancel = CancelOnDrop(self, watch.clone());
+        let (writer, watch) = (self.clone(), watch.clone());
+        // Its merges must end in an orderly way if this future is dropped.
+        let work = async move { sweep.run(&writer, &watch).await };
+        self.0.core.spawn(Class::Background, work).await
+    }
+
+    /// Cancels a compaction on request, and removes what its present merge has written. Merges
+    /// that have ended stay.
+    pub fn cancel_compaction(&self, watch: &CompactionWatch) {
+        watch.0.cancelled.set(true);
+        self.0.changed.notify_all();
+    }
+
+    /// Stops merges, and the collection of garbage in blob files, until
+    /// [`Writer::resume_compaction`]: none begins, and those under way stand still. Writes slow
+    /// down and stop when level 0 has as many files as always.
     pub fn pause_compaction(&self) {
         self.0.merges.paused.set(true);
+        self.0.paces.merge.hold(true);
+        self.0.paces.blob_gc.hold(true);
     }
 
     /// Ends a pause.
     pub fn resume_compaction(&self) {
+        self.0.paces.merge.hold(false);
+        self.0.paces.blob_gc.hold(false);
         self.0.merges.paused.set(false);
         self.0.merges.note_change();
         self.0.changed.notify_all();
@@ -96,62 +193,104 @@ impl Writer {
     }
 }
 
-/// Executes one merge of a request.
-async fn merge(state: &WriteState, family: CfId, plan: Plan) -> Result<()> {
-    let version = state.db.version();
-    match Compaction::begin(state, version, family, plan).run().await? {
-        Attempt::Merged | Attempt::LeftAlone => Ok(()),
-        Attempt::TooMany(error) | Attempt::Failed(error) => Err(error),
-        Attempt::Nothing => {
-            Err(Error::new(Kind::Io, "the database is being closed: the compaction was cancelled"))
-        }
-    }
-}
-
 /// A compaction of a range: level by level, and in each from the first key to the last.
 struct Sweep {
     family: CfId,
     range: KeyRange,
     /// The level that is compacted now.
     level: usize,
+    /// The last sequence at the begin: files of level 0 that were written later are left.
+    until: u64,
     /// Files of level 0 that are still to be merged; `None` before the first.
     level0_left: Option<usize>,
     /// The last key of it that is done.
     done: Option<Vec<u8>>,
+    /// The level at whose begin the rest was estimated.
+    left_of: Option<usize>,
 }
 
 impl Sweep {
-    /// The next merge, if there is one. Waits while other merges have its files.
-    async fn next(&mut self, state: &WriteState) -> Result<Option<Plan>> {
+    async fn run(mut self, writer: &Writer, watch: &CompactionWatch) -> Result<Compacted> {
+        let state = &*writer.0;
+        let _work = state.begin_work()?;
+        writer.flush().await?;
+        self.until = state.db.visible();
+        while let Some((version, plan)) = self.next(state, watch).await? {
+            let chosen = plan.clone();
+            let merge =
+                Compaction::begin(state, version.clone(), self.family, plan, Some(watch.clone()));
+            let attempt = merge.run().await;
+            watch.set_current(None);
+            if let Err(error) = &attempt
+                && !error.is_transient()
+            {
+                state.fail(error);
+            }
+            match attempt? {
+                Attempt::Merged => {
+                    state.merges.files_max.set(usize::MAX);
+                    self.advance(&version, &chosen);
+                }
+                Attempt::LeftAlone => {}
+                Attempt::TooMany(error) => {
+                    state.pause_for_memory("a merge of fewer files", &error).await
+                }
+                Attempt::Failed(error) => return Err(error),
+                Attempt::Nothing if watch.is_cancelled() => {}
+                Attempt::Nothing => return Err(closing()),
+            }
+        }
+        Ok(Compacted { cancelled: watch.is_cancelled(), ..watch.done() })
+    }
+
+    /// The next merge, if there is one. Waits while other merges have its files, and during a
+    /// pause.
+    async fn next(
+        &mut self,
+        state: &WriteState,
+        watch: &CompactionWatch,
+    ) -> Result<Option<(Arc<Version>, Plan)>> {
         loop {
             if let Some(error) = state.failure() {
                 return Err(error);
             }
-            let version = state.db.version();
-            let family = version.family(self.family)?;
-            let deepest = family.levels.iter().rposition(|level| !level.slots.is_empty());
-            if deepest.is_none_or(|deepest| self.level >= deepest && self.level > 0) {
+            if watch.is_cancelled() {
                 return Ok(None);
             }
-            let bytes = state.core.pool().limit() as u64 / crate::write::merge::MEMORY_SHARE;
+            if state.is_ending() {
+                return Err(closing());
+            }
+            let version = state.db.version();
+            let family = version.family(self.family)?;
             let left_alone = |slot| state.merges.quarantine.holds(&version, slot);
             let running = state.merges.running.borrow().clone();
             let of_family = running.iter().filter(|job| job.family == self.family);
             let plans: Vec<&Plan> = of_family.map(|job| &*job.plan).collect();
+            let bytes = state.core.pool().limit() as u64 / MEMORY_SHARE;
             let picker = Picker {
                 version: &version,
                 family,
                 left_alone: &left_alone,
                 running: &plans,
-                memory: Memory { files: usize::MAX, bytes },
+                memory: Memory { files: state.merges.files_max.get(), bytes },
                 compression: state.options.compression,
                 turn: 0,
+                aged: &[],
             };
+            let deepest = picker.deepest_in(&self.range);
+            if deepest.is_none_or(|deepest| self.level >= deepest && self.level > 0) {
+                return Ok(None);
+            }
+            if self.left_of != Some(self.level) {
+                let left = picker.bytes_to_merge(self.level, &self.range);
+                watch.0.left.set((left, watch.done().bytes));
+                self.left_of = Some(self.level);
+            }
             let place = compaction::has_place(state);
-            match picker.pick_in(self.level, &self.range, self.done.as_deref()) {
+            match picker.pick_in(self.level, &self.range, self.done.as_deref(), self.until) {
                 InRange::Plan(plan) if place => {
-                    self.advance(&version, family, &plan);
-                    return Ok(Some(*plan));
+                    let plan = *plan;
+                    return Ok(Some((version, plan)));
                 }
                 InRange::Nothing => {
                     let next = if self.level == 0 { picker.shape().0.base } else { self.level + 1 };
@@ -159,30 +298,64 @@ impl Sweep {
                 }
                 InRange::Plan(_) | InRange::Blocked => {
                     let changes = state.merges.changes();
-                    let stuck = || state.retries.error(Task::Merge).is_some();
-                    let changed = || state.merges.changes() != changes || stuck();
-                    state.changed.wait_until(|| changed() || state.has_failed()).await;
+                    let changed = || state.merges.changes() != changes || state.is_ending();
+                    state.changed.wait_until(|| changed() || watch.is_cancelled()).await;
                 }
             }
         }
     }
-}
 
-impl Sweep {
-    /// Notes that a merge is being done.
-    fn advance(&mut self, version: &Version, family: &Family, plan: &Plan) {
+    /// Notes that a merge is done.
+    fn advance(&mut self, version: &Version, plan: &Plan) {
         if self.level > 0 {
             let last = plan.inputs.last();
             self.done = last.map(|&slot| user_key(&version.meta(slot).largest).to_vec());
             return;
         }
-        // Files that are flushed meanwhile are left.
-        let all = family.levels.first().map_or(0, |level| level.slots.len());
-        let left = self.level0_left.unwrap_or(all).saturating_sub(plan.inputs.len());
+        let family = version.families.iter().find(|family| family.id == self.family);
+        let level0 = family.and_then(|family| family.levels.first());
+        let is_old = |slot: &&u32| version.meta(**slot).smallest_sequence <= self.until;
+        let old = |slots: &[u32]| slots.iter().filter(is_old).count();
+        let all = level0.map_or(0, |level| old(&level.slots));
+        // Tables of keys that must stay in level 0 would be merged for ever.
+        let left = self.level0_left.unwrap_or(all).saturating_sub(old(&plan.inputs));
         self.level0_left = Some(left);
         if left == 0 {
             self.level = plan.output;
         }
+    }
+}
+
+fn closing() -> Error {
+    Error::new(Kind::Io, "the database is being closed: the compaction ended early")
+}
+
+impl Picker<'_> {
+    /// The deepest level that has keys of a range.
+    fn deepest_in(&self, range: &KeyRange) -> Option<usize> {
+        let has_some = |level: &Arc<Level>| level.slots.iter().any(|&slot| self.meets(range, slot));
+        self.family.levels.iter().rposition(has_some)
+    }
+
+    /// Bytes that a compaction of a range reads from a level on, about.
+    fn bytes_to_merge(&self, from: usize, range: &KeyRange) -> u64 {
+        let all = *range == KeyRange { from: None, to: None };
+        let bytes = |level: &Level| match all {
+            true => level.bytes(),
+            false => {
+                let inside = level.slots.iter().filter(|&&slot| self.meets(range, slot));
+                inside.map(|&slot| self.version.meta(slot).size_bytes).sum()
+            }
+        };
+        let (mut coming, mut sum) = (0, 0);
+        for level in self.family.levels.iter().skip(from) {
+            let here = bytes(level);
+            if coming > 0 && here > 0 {
+                sum += coming + here;
+            }
+            coming += here;
+        }
+        sum
     }
 }
 

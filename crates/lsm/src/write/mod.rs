@@ -7,10 +7,15 @@
 //!   `manifest_writer`). Their work runs as a `job` on other cores (`merge`, `table_writer`);
 //!   `picker` and `compaction_iter` decide what is merged and which versions are kept, and are
 //!   pure.
-//! - `manual` compacts on request, and pauses and limits merges.
+//! - `aged` lists files that are due for their age.
+//! - `manual` compacts on request, and pauses and limits merges; `compaction_status` reports on
+//!   them.
+//! - `blob_writer` stores large values in blob files; `blob_anchor` and `blob_garbage` say what the
+//!   MANIFEST must hold for RocksDB to keep such a file as long as its values are needed.
 //! - `backpressure` is the law by which writes wait (`pace` is its rate); `retry` tries again after
 //!   failures; `quarantine` lists damaged tables; `obsolete` removes and recycles files.
 //! - `bulk_load` writes tables without the log; `ingest` takes over finished ones.
+//! - `families` makes and drops column families.
 //! - `live_files` lists the files for a copy of the database.
 //!
 //! It may use `read` and what all rooms share; only `open` uses it.
@@ -19,13 +24,19 @@
 //! `obsolete`, ...), which in turn add methods to `WriteState`. It is one core's state and the
 //! tasks that run on it; they read and change each other's fields without messages.
 
-pub(crate) mod backpressure;
+mod aged;
+mod backpressure;
+pub(crate) mod blob_anchor;
 pub(crate) mod blob_garbage;
+mod blob_gc;
+pub(crate) mod blob_writer;
 pub(crate) mod bulk_load;
 pub(crate) mod commit;
 pub(crate) mod compaction;
 pub(crate) mod compaction_iter;
+pub(crate) mod compaction_status;
 pub(crate) mod controller;
+pub(crate) mod families;
 pub(crate) mod flush;
 pub(crate) mod ingest;
 pub(crate) mod insist;

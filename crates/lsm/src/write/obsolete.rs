@@ -108,11 +108,12 @@ impl WriteState {
         let recycled = &self.db.0.recycled_tables;
         loop {
             let ends = || self.is_closing() || self.has_failed();
-            // On a full disk no file is recycled.
+            // On a full disk no file is recycled, nor at the end: who opens the directory next may
+            // write nothing.
             let releases = || self.retries.is_full() && !recycled.is_empty();
             let has_work = || !self.is_held() && !self.obsolete.waiting.borrow().is_empty();
             self.changed.wait_until(|| has_work() || releases() || ends()).await;
-            let limit = match self.retries.is_full() {
+            let limit = match self.retries.is_full() || self.is_closing() {
                 true => 0,
                 false => recycled.bytes_max(),
             };
@@ -121,6 +122,9 @@ impl WriteState {
                 false => self.obsolete.waiting.borrow_mut().pop_front(),
             };
             if obsolete.is_none() && !releases() {
+                while let Some(name) = recycled.take_beyond(0) {
+                    self.remove(&name).await;
+                }
                 return;
             }
             let mut name = obsolete.as_ref().map(|obsolete| obsolete.file.to_string());
@@ -142,8 +146,11 @@ impl WriteState {
     }
 
     async fn remove(&self, name: &str) {
-        if let Err(error) = self.dir.remove(name).await {
-            tracing::warn!("cannot remove {name}: {error}");
+        match self.dir.remove(name).await {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                tracing::warn!("cannot remove {name}: {error}");
+            }
+            _ => {}
         }
         self.note_removal();
     }
@@ -161,7 +168,7 @@ impl WriteState {
     /// Recycles or removes the logs of a generation that has become tables.
     pub async fn remove_logs_of(&self, generation: &Generation) {
         let others = match generation.log_number {
-            Some(number) if self.may_recycle_log() => {
+            Some(number) if !generation.log_failed && self.may_recycle_log() => {
                 self.recycle_log(number).await;
                 Vec::new()
             }

@@ -1,4 +1,4 @@
-//! Retries after a full disk, and after failures to write a table.
+//! Retries after a full disk, and after failures to write tables, logs and the MANIFEST.
 //!
 //! A flush, a merge, or a log that has to begin or to grow may find the disk full. It then removes
 //! what it has begun and retries after a pause, or when a file has been removed. No acknowledged
@@ -6,7 +6,12 @@
 //!
 //! A flush or a merge that fails for another reason (its table cannot be created, written, flushed
 //! or read) does the same, with pauses that double: no record names its tables, and their sources
-//! are still there.
+//! are still there. So does a log that cannot be created.
+//!
+//! After a failed write of a log the commit task gives the log up (`commit.rs`). After one of the
+//! MANIFEST a task of its own replaces it ([`WriteState::heal_manifest`]), unless a flush or a
+//! merge does so first. Errors that show that the directory is no longer ours end writing
+//! ([`Error::is_transient`]).
 //!
 //! Which writes are refused meanwhile is decided in `backpressure.rs`.
 
@@ -19,13 +24,18 @@ use crate::error::{Error, Kind};
 use crate::write::backpressure::Unnotified;
 use crate::write::state::WriteState;
 
-/// A task that may find the disk full.
-#[derive(Clone, Copy)]
+/// A task that may find the disk full, or fail.
+#[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Task {
     Flush,
     Merge,
+    /// The creation or the growth of a log.
     Log,
+    Manifest,
 }
+
+/// All tasks.
+const TASKS: [Task; 4] = [Task::Flush, Task::Merge, Task::Log, Task::Manifest];
 
 impl Task {
     fn name(self) -> &'static str {
@@ -33,6 +43,16 @@ impl Task {
             Task::Flush => "a flush",
             Task::Merge => "a merge",
             Task::Log => "a log",
+            Task::Manifest => "the MANIFEST",
+        }
+    }
+
+    /// What cannot be done while it fails.
+    fn cannot(self) -> &'static str {
+        match self {
+            Task::Flush | Task::Merge => "no table can be written for now",
+            Task::Log => "the log cannot be written for now",
+            Task::Manifest => "the MANIFEST cannot be written for now",
         }
     }
 }
@@ -49,9 +69,9 @@ const DOUBLINGS_MAX: u32 = 5;
 #[derive(Default)]
 pub(crate) struct Retries {
     /// For each task, the error of its last attempt, until one succeeds.
-    errors: RefCell<[Option<Error>; 3]>,
+    errors: RefCell<[Option<Error>; TASKS.len()]>,
     /// For each task, its failures in a row for another reason than a full disk.
-    failures: RefCell<[u32; 3]>,
+    failures: RefCell<[u32; TASKS.len()]>,
     /// The time at which a log may be tried again.
     log_after_ns: Cell<u64>,
     /// Files that have been removed.
@@ -62,6 +82,13 @@ pub(crate) struct Retries {
     refused: Cell<u64>,
     /// Refusals that their callers have not seen yet.
     unnotified: Rc<Cell<u64>>,
+    /// A log has failed, and its writes are not all in tables yet.
+    log_is_broken: Cell<bool>,
+    /// Logs, and MANIFESTs, that were replaced after a failed write.
+    log_heals: Cell<u64>,
+    manifest_heals: Cell<u64>,
+    /// The last error of any task.
+    last_error: RefCell<Option<Error>>,
 }
 
 impl Retries {
@@ -70,11 +97,42 @@ impl Retries {
         self.errors.borrow()[task as usize].clone()
     }
 
-    /// The first error, that of a full disk before others.
-    pub fn first_error(&self) -> Option<Error> {
+    /// Why nothing can be written: the first error, that of a full disk before others.
+    pub fn reason(&self) -> String {
         let errors = self.errors.borrow();
-        let is_full = |error: &&Error| error.kind() == Kind::Full;
-        errors.iter().flatten().find(is_full).or(errors.iter().flatten().next()).cloned()
+        let all =
+            || TASKS.into_iter().filter_map(|task| Some((task, errors[task as usize].as_ref()?)));
+        let full = all().find(|(_, error)| error.kind() == Kind::Full);
+        match full.or_else(|| all().next()) {
+            Some((_, error)) if error.kind() == Kind::Full => format!("the disk is full: {error}"),
+            Some((task, error)) => format!("{}: {error}", task.cannot()),
+            None => "a write before it has failed".to_owned(),
+        }
+    }
+
+    /// The error that keeps memtables from becoming tables.
+    pub fn flush_error(&self) -> Option<Error> {
+        self.error(Task::Flush).or_else(|| self.error(Task::Manifest))
+    }
+
+    /// The last error of a flush, a merge, a log or the MANIFEST since the opening.
+    pub fn last_error(&self) -> Option<Error> {
+        self.last_error.borrow().clone()
+    }
+
+    /// Logs and MANIFESTs that were replaced after a failed write.
+    pub fn heals(&self) -> u64 {
+        self.log_heals.get() + self.manifest_heals.get()
+    }
+
+    pub fn set_manifest_heals(&self, heals: u64) {
+        self.manifest_heals.set(heals);
+    }
+
+    /// Whether a log or the MANIFEST has failed, and no write to a new one has succeeded yet.
+    pub fn is_healing(&self) -> bool {
+        let waits = |task| self.error(task).is_some_and(|error| error.kind() != Kind::Full);
+        self.log_is_broken.get() || waits(Task::Log) || self.error(Task::Manifest).is_some()
     }
 
     /// Whether a task waits for space on the disk.
@@ -125,11 +183,73 @@ impl WriteState {
                 self.dir.path().display()
             );
         }
+        self.note_error(task, error);
+        if let Task::Log = task {
+            self.retries.log_after_ns.set(self.core.now_ns() + PAUSE_NS);
+        }
+    }
+
+    fn note_error(&self, task: Task, error: &Error) {
+        self.retries.last_error.replace(Some(error.clone()));
         self.retries.errors.borrow_mut()[task as usize] = Some(error.clone());
         // Wake the waiters: this task cannot make progress.
         self.changed.notify_all();
+    }
+
+    /// A log or the MANIFEST cannot be written.
+    pub fn note_failure(&self, task: Task, error: &Error) {
+        let failures = self.retries.failures(task);
+        let pause = PAUSE_NS << failures.min(DOUBLINGS_MAX);
+        tracing::error!(
+            "{}: {} cannot be written and is tried again in {} s: {error}; reads go on; check the device",
+            self.dir.path().display(),
+            task.name(),
+            pause / 1_000_000_000
+        );
+        self.retries.failures.borrow_mut()[task as usize] = failures + 1;
+        self.note_error(task, error);
         if let Task::Log = task {
-            self.retries.log_after_ns.set(self.core.now_ns() + PAUSE_NS);
+            self.retries.log_after_ns.set(self.core.now_ns() + pause);
+        }
+    }
+
+    /// A write or a flush of the log has failed.
+    pub fn note_broken_log(&self, error: &Error) {
+        tracing::error!(
+            "{}: {error}; everything in memory is written to tables, then a new log takes its place;              check the device",
+            self.dir.path().display(),
+        );
+        self.retries.last_error.replace(Some(error.clone()));
+        self.retries.log_is_broken.set(true);
+    }
+
+    /// Everything that a broken log should hold is in tables.
+    pub fn note_healed_log(&self) {
+        tracing::info!(
+            "{}: everything is in tables, and a new log begins: writing goes on",
+            self.dir.path().display()
+        );
+        self.retries.log_is_broken.set(false);
+        self.retries.log_heals.set(self.retries.log_heals.get() + 1);
+    }
+
+    /// Replaces the MANIFEST after failed writes, until writing ends.
+    pub async fn heal_manifest(&self) {
+        let fails = || self.retries.error(Task::Manifest).is_some();
+        let ends = || self.is_closing() || self.has_failed();
+        loop {
+            self.changed.wait_until(|| fails() || ends()).await;
+            let failures = self.retries.failures(Task::Manifest).saturating_sub(1);
+            self.pause(PAUSE_NS << failures.min(DOUBLINGS_MAX), || !fails()).await;
+            if ends() {
+                return;
+            }
+            let Ok(turn) = self.manifest_turn().await else { return };
+            if let Err(error) = turn.decide().await
+                && !error.is_transient()
+            {
+                return self.fail(&error);
+            }
         }
     }
 
@@ -139,6 +259,7 @@ impl WriteState {
         let failures = std::mem::take(&mut self.retries.failures.borrow_mut()[task as usize]);
         if failures > 0 {
             tracing::info!("{}: {} succeeds again", self.dir.path().display(), task.name());
+            self.changed.notify_all();
         } else if was.is_some() && !self.retries.is_full() {
             tracing::info!("{}: there is space again", self.dir.path().display());
         }
@@ -170,9 +291,7 @@ impl WriteState {
         );
         self.count(|stats| stats.table_failures += 1);
         self.retries.failures.borrow_mut()[task as usize] = failures + 1;
-        self.retries.errors.borrow_mut()[task as usize] = Some(error.clone());
-        // Wake the waiters: this task cannot make progress.
-        self.changed.notify_all();
+        self.note_error(task, error);
         self.pause(pause, || false).await;
     }
 
@@ -185,7 +304,7 @@ impl WriteState {
     }
 
     /// Waits for a time, until `ready` holds, or until writing ends.
-    async fn pause(&self, ns: u64, ready: impl Fn() -> bool) {
+    pub async fn pause(&self, ns: u64, ready: impl Fn() -> bool) {
         let ends = || self.is_closing() || self.has_failed() || ready();
         // It does not matter which of the two ends the pause.
         let _ = timeout(&self.core, ns, self.changed.wait_until(ends)).await;

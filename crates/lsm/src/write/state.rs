@@ -1,7 +1,8 @@
 //! The state of writing, on the core that owns the database, and what its tasks share.
 //!
-//! Four tasks run on it: commit, flush, compaction and the removal of obsolete files. They wait
-//! for each other with [`WriteState::changed`]. All of it belongs to one core; jobs on other cores
+//! Several tasks run on it: commit, flush, compaction, the healing of the MANIFEST, the sealing of
+//! blob files, the collection of their garbage, and the removal of obsolete files. They wait for
+//! each other with [`WriteState::changed`]. All of it belongs to one core; jobs on other cores
 //! (`job.rs`) get copies.
 
 use std::cell::{Cell, RefCell};
@@ -9,10 +10,10 @@ use std::collections::{BTreeMap, VecDeque};
 use std::rc::Rc;
 use std::sync::Arc;
 
-use fs::{Dir, File};
+use fs::{Dir, File, NamesMark};
 use memtable::Reserve;
 use reactor::{Core, Event, Oneshot};
-use rocksfmt::BatchWriter;
+use rocksfmt::{BatchWriter, Comparator, ManifestReplay};
 
 use crate::db::Db;
 use crate::error::{Error, Kind, Result};
@@ -20,6 +21,8 @@ use crate::file_list::FileList;
 use crate::mem::Mem;
 use crate::options::WriteOptions;
 use crate::write::backpressure::{Paces, Unnotified};
+use crate::write::blob_gc::BlobGc;
+use crate::write::blob_writer::Blobs;
 use crate::write::compaction::{self, Merges};
 use crate::write::ingest::Ingesting;
 use crate::write::manifest_turn::SharedManifest;
@@ -31,7 +34,7 @@ use crate::write::writer::WriterStats;
 /// Pause after a flush or a merge that found no memory, in nanoseconds.
 const MEMORY_PAUSE_NS: u64 = 100_000_000;
 /// The tasks that [`crate::Writer`] starts, besides those that merge.
-const TASKS: usize = 3;
+const TASKS: usize = 7;
 
 /// The state of writing.
 pub(crate) struct WriteState {
@@ -42,6 +45,8 @@ pub(crate) struct WriteState {
     pub queue: Queue,
     pub flushes: Flushes,
     pub merges: Merges,
+    pub blobs: Blobs,
+    pub blob_gc: BlobGc,
     pub manifest: SharedManifest,
     pub obsolete: ObsoleteFiles,
     pub paces: Paces,
@@ -107,6 +112,10 @@ pub(crate) enum Request {
     },
     /// Clear a column family.
     Clear(u32),
+    /// Make a column family. The result is its id.
+    Create { name: String, comparator: Comparator },
+    /// Drop a column family.
+    Drop(u32),
     /// Make durable all that was submitted before.
     Sync,
     /// Begin new memtables, if the present ones hold anything and the disk has space for a log.
@@ -158,6 +167,8 @@ pub(crate) struct Generation {
     pub mems: Vec<(u32, Arc<Mem>)>,
     /// `None` for recovered writes: they come from all logs there were.
     pub log_number: Option<u64>,
+    /// A write of the log has failed: the file is not used again.
+    pub log_failed: bool,
     /// The change of the number of keys by these memtables, if it is known.
     pub keys: Option<i64>,
     /// The log, unless it is known to be durable.
@@ -165,7 +176,7 @@ pub(crate) struct Generation {
     pub next_log: u64,
     /// The last sequence before that log.
     pub last_sequence: u64,
-    /// When these memtables began, in Unix seconds; 0 for unknown.
+    /// When the first write went to these memtables, in Unix seconds; 0 for unknown.
     pub began: u64,
 }
 
@@ -178,7 +189,9 @@ impl WriteState {
         manifest: ManifestWriter,
     ) -> WriteState {
         let epochs = db.version().slots.iter().map(|slot| slot.meta().epoch).max();
-        WriteState {
+        let blobs = Blobs::new(db, &options);
+        let families: Vec<u32> = db.version().families.iter().map(|family| family.id).collect();
+        let state = WriteState {
             core: core.clone(),
             dir: dir.clone(),
             db: db.clone(),
@@ -186,6 +199,8 @@ impl WriteState {
             queue: Queue::default(),
             flushes: Flushes::default(),
             merges: Merges::new(&db.version()),
+            blobs,
+            blob_gc: BlobGc::default(),
             manifest: SharedManifest::new(manifest),
             obsolete: ObsoleteFiles::default(),
             paces: Paces::new(core.now_ns()),
@@ -203,7 +218,9 @@ impl WriteState {
             keys_in_tables: Cell::new(db.0.manifest.keys),
             next_epoch: Cell::new(epochs.unwrap_or(0) + 1),
             stats: Cell::default(),
-        }
+        };
+        state.note_blob_files(&ManifestReplay::resume(&db.0.manifest), families.into_iter());
+        state
     }
 
     /// The number of the next flush. A newer file of level 0 has a larger one.
@@ -225,17 +242,31 @@ impl WriteState {
         self.stats.set(stats);
     }
 
-    /// Makes the names of files durable.
-    pub async fn sync_names(&self) -> Result<()> {
-        let synced = self.dir.sync().await;
-        // After a failed flush of names it is unknown whether a second one would cover them.
-        synced.map_err(|e| Error::io(self.dir.path().display(), &e).for_good())
+    /// Makes durable the names of files that were created after `mark`.
+    ///
+    /// # Errors
+    /// The device's: the names may be lost, whatever a later sync reports.
+    pub async fn sync_names(&self, mark: NamesMark) -> Result<()> {
+        let synced = self.dir.sync_since(mark).await;
+        synced.map_err(|e| Error::io(self.dir.path().display(), &e).in_part())
+    }
+
+    /// Makes durable the values in open blob files, and the names of files that were created after
+    /// `mark`: before tables that refer to them are named.
+    ///
+    /// # Errors
+    /// As for [`WriteState::sync_blob_files`] and [`WriteState::sync_names`].
+    pub async fn sync_new_files(&self, mark: NamesMark) -> Result<()> {
+        self.sync_blob_files().await?;
+        self.sync_names(mark).await
     }
 
     /// Ends all writing.
     pub fn fail(&self, error: &Error) {
-        let error = &error.clone().for_good();
-        tracing::error!("{}: writing ends: {error}", self.dir.path().display());
+        tracing::error!(
+            "{}: writing ends: {error}; stop the node and see to the directory",
+            self.dir.path().display()
+        );
         self.lifecycle.failed.borrow_mut().get_or_insert_with(|| error.clone());
         for pending in self.queue.requests.take() {
             pending.done.set(Err(error.clone()));

@@ -68,7 +68,7 @@ impl<'a> TableWriter<'a> {
         let name = FileName::Sst(number).to_string();
         let io = |e: std::io::Error| Error::io(&name, &e);
         let file = job.db.0.recycled_tables.open(&job.dir, &name, table.bytes).await.map_err(io)?;
-        job.made.borrow_mut().push(number);
+        job.made.borrow_mut().push(FileName::Sst(number));
         let file = FileWriter::new(&job.core.attach(&file)).await.map_err(io)?;
         let now = job.core.unix_time_ms() / 1000;
         let oldest = match table.oldest_ancestor_time {

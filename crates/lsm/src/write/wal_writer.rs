@@ -20,7 +20,8 @@
 //! flush has no block to enter into the file system's metadata. Two of RocksDB's
 //! `wal_recovery_mode`s take the old records for damage: for these the log is truncated first.
 //!
-//! A failed group is not retried: it is unknown how much of it is on the disk.
+//! After a failed group the log is given up: it is unknown how much of the group is on the disk
+//! (`commit.rs`).
 
 use fs::{Dir, File, Mode};
 use reactor::Core;
@@ -29,6 +30,7 @@ use rocksfmt::{FileName, GroupEnd, LOG_BLOCK_BYTES, LogStart, LogWriter};
 use crate::durability::Durability;
 use crate::error::{Error, Kind, Result};
 use crate::file_list::FilePrefix;
+use crate::write::commit::GROUP_BYTES;
 use crate::write::insist;
 
 /// How to create a log.
@@ -43,6 +45,14 @@ pub(crate) struct NewLog {
     pub room: u64,
     /// The sequence of its first batch.
     pub next_sequence: u64,
+}
+
+/// A log could not be created.
+pub(crate) struct NotCreated {
+    pub error: Error,
+    /// A power cut may bring it back, with the sequence with which it begins. Then no older log
+    /// may be continued.
+    pub may_be_there: bool,
 }
 
 /// A log that is being written.
@@ -66,10 +76,15 @@ impl WalWriter {
     ///
     /// # Errors
     /// The device's.
-    pub async fn create(core: &Core, dir: &Dir, new: NewLog) -> Result<WalWriter> {
+    pub async fn create(
+        core: &Core,
+        dir: &Dir,
+        new: NewLog,
+    ) -> std::result::Result<WalWriter, NotCreated> {
         let NewLog { number, recycled, emptied, durability, room, next_sequence } = new;
         let name = FileName::Wal(number).to_string();
-        let io = |e: std::io::Error| Error::io(&name, &e);
+        let io = |e: std::io::Error| Error::io(&name, &e).of_new_file();
+        let mark = dir.mark();
         let mode = match durability {
             Durability::Process => Mode::Buffered,
             Durability::Power => Mode::Direct,
@@ -94,7 +109,7 @@ impl WalWriter {
                 for name in old.iter().chain([&name]) {
                     let _ = dir.remove(name).await;
                 }
-                return Err(io(error));
+                return Err(NotCreated { error: io(error), may_be_there: false });
             }
         };
         let mut writer = WalWriter {
@@ -107,12 +122,19 @@ impl WalWriter {
             group: Vec::new(),
             broken: false,
         };
-        match durability {
-            // Written with the first group.
-            Durability::Process => writer.add(&LogStart { sequence: next_sequence }.encode()),
-            Durability::Power => drop(writer.commit(next_sequence).await?),
+        let begun = async {
+            match durability {
+                // Written with the first group.
+                Durability::Process => writer.add(&LogStart { sequence: next_sequence }.encode()),
+                Durability::Power => drop(writer.commit(next_sequence).await?),
+            }
+            dir.sync_since(mark).await.map_err(io)
+        };
+        if let Err(error) = begun.await {
+            let mark = dir.mark();
+            let is_gone = dir.remove(&name).await.is_ok() && dir.sync_since(mark).await.is_ok();
+            return Err(NotCreated { error, may_be_there: !is_gone });
         }
-        dir.sync().await.map_err(|e| io(e).for_good())?;
         Ok(writer)
     }
 
@@ -225,7 +247,7 @@ impl WalWriter {
         if std::mem::replace(&mut self.broken, true) {
             return Err(Error::new(
                 Kind::Io,
-                format!("{}: an earlier write of it failed: open the database again", self.name),
+                format!("{}: an earlier write of it failed", self.name),
             ));
         }
         let start = self.log.position() - self.group.len() as u64;
@@ -234,7 +256,7 @@ impl WalWriter {
             self.log.end_group(GroupEnd { start }, next_sequence, alignment, &mut self.group);
         }
         let io = |e: std::io::Error| {
-            Error::io(format_args!("{} at offset {start}", self.name), &e).for_good()
+            Error::io(format_args!("{} at offset {start}", self.name), &e).in_part()
         };
         let mut offset = start;
         for piece in self.group.chunks(PIECE) {
@@ -247,6 +269,7 @@ impl WalWriter {
             self.file.sync_data().await.map_err(io)?;
         }
         self.group.clear();
+        self.group.shrink_to(2 * GROUP_BYTES);
         self.broken = false;
         Ok(offset - start)
     }

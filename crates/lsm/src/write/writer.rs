@@ -13,9 +13,10 @@
 //!
 //! - A batch is acknowledged after its group is in the log as promised.
 //! - The MANIFEST is durable before a log that it makes obsolete is removed.
-//! - A failed write to log or MANIFEST ends all writing until the database is opened again, because
-//!   it is unknown how much of it is on the disk. Both reserve space before they are written, so a
-//!   full disk is met earlier (`retry.rs`).
+//! - After a failed write of the log or the MANIFEST it is unknown how much of it is on the disk. A
+//!   new file takes the place of the failed one, from what is in memory, before anything that
+//!   depends on the failed write is acknowledged (`commit.rs`, `manifest_writer.rs`). Both reserve
+//!   space before they are written, so a full disk is met earlier (`retry.rs`).
 
 use std::pin::Pin;
 use std::rc::Rc;
@@ -31,13 +32,15 @@ use crate::durability::Durability;
 use crate::error::{Error, Kind, Result};
 use crate::options::WriteOptions;
 use crate::table::BLOCK_BYTES_MAX;
+use crate::write::blob_gc;
+use crate::write::blob_writer;
 use crate::write::commit;
 use crate::write::compaction;
 use crate::write::flush;
 use crate::write::manifest_writer::ManifestWriter;
 use crate::write::retry::Task;
 use crate::write::state::{Done, Generation, Pending, Request, WriteState};
-use crate::write::wal_writer::WalWriter;
+use crate::write::wal_writer::{NotCreated, WalWriter};
 
 /// Counters of a writer since the opening, and its present state.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -56,6 +59,20 @@ pub struct WriterStats {
     pub flushed_tables: u64,
     /// Bytes of these tables.
     pub flushed_bytes: u64,
+    /// Blob files begun.
+    pub blob_files: u64,
+    /// Values stored in blob files.
+    pub blob_values: u64,
+    /// Bytes of these values with their keys and headers.
+    pub blob_bytes: u64,
+    /// Collections of garbage in blob files.
+    pub blob_collections: u64,
+    /// Values that these moved to new blob files.
+    pub blob_moved_values: u64,
+    /// Bytes of these values with their keys and headers.
+    pub blob_moved_bytes: u64,
+    /// Bytes of the tables that collections wrote again.
+    pub blob_tables_bytes: u64,
     /// Merges of files into a deeper level.
     pub merges: u64,
     /// Files that only changed their level.
@@ -66,6 +83,13 @@ pub struct WriterStats {
     pub merged_into_bytes: u64,
     /// Tables written over recycled files.
     pub rewritten_tables: u64,
+    /// Bytes of all values in complete blob files, live or not.
+    pub blob_total_bytes: u64,
+    /// Bytes of those that tables or logs refer to.
+    pub blob_live_bytes: u64,
+    /// How far blob files are on the way to the limit of their space, while garbage is collected,
+    /// in percent.
+    pub blob_space_pressure_percent: u64,
     /// Nanoseconds that writes were delayed so that merges keep up.
     pub slowed_ns: u64,
     /// Nanoseconds that writes were stalled by too many memtables or files of level 0.
@@ -88,6 +112,20 @@ pub struct WriterStats {
     pub table_failures: u64,
     /// 1 while one of these has not succeeded since.
     pub tables_failing: u64,
+    /// Logs and MANIFESTs that were replaced after a failed write.
+    pub heals: u64,
+    /// 1 while a log or MANIFEST that failed is not replaced yet.
+    pub healing: u64,
+}
+
+impl WriterStats {
+    /// Bytes in complete blob files for each byte of live values; 0 without any.
+    pub fn blob_space_amplification(&self) -> f64 {
+        match self.blob_live_bytes {
+            0 => 0.0,
+            live => self.blob_total_bytes as f64 / live as f64,
+        }
+    }
 }
 
 /// Largest batch in bytes.
@@ -147,12 +185,13 @@ impl Writer {
     pub(crate) async fn start(&self, keys: Option<i64>) -> Result<()> {
         let (state, db) = (&self.0, &self.0.db);
         let log = match commit::first_log(state).await {
+            Ok(log) => Some(log),
             // The first write retries.
-            Err(error) if error.kind() == Kind::Full => {
+            Err(NotCreated { error, .. }) if error.kind() == Kind::Full => {
                 state.note_full(Task::Log, &error);
                 None
             }
-            log => Some(log?),
+            Err(NotCreated { error, .. }) => return Err(error),
         };
         // Recovered writes are the first generation that becomes tables.
         let mems = db
@@ -164,6 +203,7 @@ impl Writer {
         let recovered = Generation {
             mems,
             log_number: None,
+            log_failed: false,
             keys,
             log: None,
             next_log: log.as_ref().map_or_else(|| db.new_number(), WalWriter::number),
@@ -183,6 +223,16 @@ impl Writer {
             flush::run(&flush).await;
             flush.end_work();
         });
+        let sealing = state.clone();
+        state.core.spawn(Class::Background, async move {
+            blob_writer::run(&sealing).await;
+            sealing.end_work();
+        });
+        let collection = state.clone();
+        state.core.spawn(Class::Background, async move {
+            blob_gc::run(&collection).await;
+            collection.end_work();
+        });
         let removal = state.clone();
         state.core.spawn(Class::Background, async move {
             removal.remove_obsolete().await;
@@ -195,6 +245,16 @@ impl Writer {
                 compaction.end_work();
             });
         }
+        let ages = state.clone();
+        state.core.spawn(Class::Background, async move {
+            ages.watch_ages().await;
+            ages.end_work();
+        });
+        let healing = state.clone();
+        state.core.spawn(Class::Background, async move {
+            healing.heal_manifest().await;
+            healing.end_work();
+        });
         Ok(())
     }
 
@@ -205,10 +265,13 @@ impl Writer {
     /// - [`Kind::UnknownColumnFamily`]; [`Kind::Unsupported`] for a range whose end comes before
     ///   its start, and for merges in a family without a merge operator; [`Kind::Memory`] for a
     ///   batch of more than 256 MiB.
-    /// - [`Kind::Full`] when the disk has no room for it. It is not written, and neither is any
-    ///   batch that was submitted after it until all refused callers have seen their refusals.
-    /// - [`Kind::Io`] when the log cannot be written. It is unknown whether the batch will be there
-    ///   after the next opening.
+    /// - [`Kind::Full`] when the disk has no room for it, or the log, tables or the MANIFEST cannot
+    ///   be written for now. It is not written, and neither is any batch that was submitted after
+    ///   it until all refused callers have seen their refusals.
+    /// - [`Kind::Io`] when the log failed and cannot be replaced yet. The batch is not visible; if
+    ///   the process ends now, it may be there after the next opening. Once a later batch was
+    ///   written, it will not be. The batches after it are refused as above.
+    /// - [`Kind::Locked`] or another kind when writing has ended: see [`Writer::failure`].
     pub async fn write(&self, batch: BatchWriter) -> Result<u64> {
         self.submit(batch, None)?.await
     }
@@ -268,13 +331,14 @@ impl Writer {
         Ok(Written(done))
     }
 
-    /// Whether the background work is quiesced: no memtable waits to be flushed, and no merge is
-    /// due or under way.
+    /// Whether the background work is quiesced: no memtable waits to be flushed, and no merge or
+    /// collection of garbage is due or under way.
     pub fn is_quiesced(&self) -> bool {
         let state = &self.0;
         state.flushes.waiting.borrow().is_empty()
             && state.merges.running.borrow().is_empty()
             && !compaction::is_due(state, &state.db.version())
+            && !blob_gc::is_due(state)
     }
 
     /// Counters since the opening, and the present state.
@@ -284,9 +348,13 @@ impl Writer {
         let version = state.db.version();
         let level0 = version.families.iter().filter_map(|family| family.levels.first());
         let mems = version.families.iter().flat_map(|family| &family.mems);
+        let (blob_total_bytes, blob_live_bytes) = state.blob_gc.space.bytes();
         WriterStats {
             memtable_bytes: mems.map(|mem| mem.memory() as u64).sum(),
             waiting_memtables: state.flushes.waiting.borrow().len() as u64,
+            blob_total_bytes,
+            blob_live_bytes,
+            blob_space_pressure_percent: (state.blob_gc.space.pressure() * 100.0) as u64,
             rewritten_tables: state.db.0.recycled_tables.rewritten.load(Ordering::Relaxed),
             level0_files: level0.map(|level| level.slots.len() as u64).max().unwrap_or(0),
             damaged_tables: state.merges.quarantine.tables(&version) as u64,
@@ -294,13 +362,21 @@ impl Writer {
             disk_full_times: retries.full_times(),
             refused: retries.refused(),
             tables_failing: [Task::Flush, Task::Merge].iter().any(|&t| retries.fails(t)).into(),
+            heals: retries.heals(),
+            healing: retries.is_healing().into(),
             ..state.stats()
         }
     }
 
-    /// The error that ended all writing, if one did.
+    /// The error that ended all writing, if one did: the directory is no longer ours, or the engine
+    /// is wrong. Errors of the device do not end writing.
     pub fn failure(&self) -> Option<Error> {
         self.0.failure()
+    }
+
+    /// The last error of a flush, a merge, a log or the MANIFEST since the opening.
+    pub fn last_error(&self) -> Option<Error> {
+        self.0.retries.last_error()
     }
 
     /// Checks that a batch can be applied, before it goes into the log.

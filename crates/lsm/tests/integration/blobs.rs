@@ -13,10 +13,10 @@ use rocksfmt::{BlobIndex, FileName, LogKind, LogReader, ManifestReplay, Manifest
 
 use crate::common::on_one_core;
 
-type Model = BTreeMap<String, String>;
+pub type Model = BTreeMap<String, String>;
 
 /// Runs a tool of RocksDB with an input.
-fn tool(name: &str, args: &[&str], input: &str) -> String {
+pub fn tool(name: &str, args: &[&str], input: &str) -> String {
     let mut command = Command::new(name);
     command.args(args).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.spawn().expect("install Debian's rocksdb-tools (./test does)");
@@ -27,12 +27,12 @@ fn tool(name: &str, args: &[&str], input: &str) -> String {
     text(&out.stdout)
 }
 
-fn key(n: u64) -> String {
+pub fn key(n: u64) -> String {
     format!("key{n:05}")
 }
 
 /// Puts keys, with values in a blob file of their own.
-fn load(dir: &Path, keys: impl Iterator<Item = u64>, tag: &str, model: &mut Model) {
+pub fn load(dir: &Path, keys: impl Iterator<Item = u64>, tag: &str, model: &mut Model) {
     let mut input = String::new();
     for n in keys {
         let value = format!("{tag}-{n}-").repeat(30 + n as usize % 7);
@@ -44,7 +44,7 @@ fn load(dir: &Path, keys: impl Iterator<Item = u64>, tag: &str, model: &mut Mode
     tool("ldb", &[&db, "load", "--create_if_missing", "--disable_wal", blobs[0], blobs[1]], &input);
 }
 
-fn scan(dir: &Path) -> Model {
+pub fn scan(dir: &Path) -> Model {
     let db = format!("--db={}", dir.display());
     tool("ldb", &[&db, "checkconsistency"], "");
     let found = tool("ldb", &[&db, "scan"], "");
@@ -53,7 +53,7 @@ fn scan(dir: &Path) -> Model {
     pairs.map(|(key, value)| (key.to_owned(), value.to_owned())).collect()
 }
 
-fn manifest(dir: &Path) -> ManifestState {
+pub fn manifest(dir: &Path) -> ManifestState {
     let current = std::fs::read_to_string(dir.join("CURRENT")).unwrap();
     let bytes = std::fs::read(dir.join(current.trim_end())).unwrap();
     let (mut reader, mut replay) = (LogReader::new(LogKind::Manifest), ManifestReplay::new());
@@ -62,7 +62,7 @@ fn manifest(dir: &Path) -> ManifestState {
 }
 
 /// For each blob file: its references in all live tables, and the bytes of their records.
-fn references(dir: &Path, state: &ManifestState) -> BTreeMap<u64, (u64, u64)> {
+pub fn references(dir: &Path, state: &ManifestState) -> BTreeMap<u64, (u64, u64)> {
     let mut found: BTreeMap<u64, (u64, u64)> = BTreeMap::new();
     for (_, file) in state.column_families[&0].files() {
         let name = dir.join(FileName::Sst(file.number).to_string());
@@ -87,7 +87,7 @@ fn references(dir: &Path, state: &ManifestState) -> BTreeMap<u64, (u64, u64)> {
 }
 
 /// Compares the MANIFEST with the references of a scan and with the directory.
-fn is_right(dir: &Path) -> usize {
+pub fn is_right(dir: &Path) -> usize {
     let state = manifest(dir);
     let found = references(dir, &state);
     let family = &state.column_families[&0];
@@ -114,6 +114,8 @@ fn options() -> WriteOptions {
     WriteOptions {
         durability: Durability::Process,
         memtable_bytes: 100_000,
+        // None, although the database's OPTIONS turn them on.
+        blob_min: Some(usize::MAX),
         ..WriteOptions::default()
     }
 }
@@ -173,7 +175,7 @@ fn ours(dir: &Path, keys: Vec<u64>, round: u64, model: &Model) -> (Model, u64) {
     })
 }
 
-fn with_blobs(name: &str) -> (PathBuf, Model) {
+pub fn with_blobs(name: &str) -> (PathBuf, Model) {
     let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("blobs-{name}"));
     let _ = std::fs::remove_dir_all(&dir);
     std::fs::create_dir_all(&dir).unwrap();

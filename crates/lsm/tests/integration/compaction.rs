@@ -107,10 +107,12 @@ fn a_range_is_compacted_on_request() {
                 writer.delete(&key(n)).await.unwrap();
                 model.remove(&key(n));
             }
-            writer.compact(0, Some(&key(1000)), Some(&key(2000))).await.unwrap();
+            let first = writer.compact(0, Some(&key(1000)), Some(&key(2000))).await.unwrap();
             let some = db.stat().column_families[0].levels.clone();
             let done = writer.compact(0, None, None).await.unwrap();
-            assert!(done.merges > 0 && done.into_bytes > 0, "{done:?} after {some:?}");
+            // The first may have met all files already.
+            let merges = first.merges + done.merges;
+            assert!(merges > 0, "{first:?}, {some:?}, {done:?}");
             let levels = db.stat().column_families[0].levels.clone();
             let occupied = levels.iter().filter(|level| level.files > 0).count();
             let deletions: u64 = levels.iter().map(|level| level.deletions).sum();

@@ -18,6 +18,18 @@ fn small(durability: Durability) -> WriteOptions {
     WriteOptions { durability, memtable_bytes: 300_000, ..WriteOptions::default() }
 }
 
+/// With the larger ones of the values in blob files, which are as short as possible.
+fn with_blobs(durability: Durability) -> WriteOptions {
+    WriteOptions { blob_min: Some(100), blob_file_bytes: 1, ..small(durability) }
+}
+
+/// The contents of the blob files in a directory.
+fn blobs_of(dir: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
+    let mut all = bytes_of(dir);
+    all.retain(|path, _| path.extension() == Some("blob".as_ref()));
+    all
+}
+
 /// An empty directory, with one for a database.
 fn fresh_dir(name: &str) -> PathBuf {
     let dir = common::fresh_dir(name);
@@ -80,30 +92,40 @@ fn ldb_restore(backups: &Path, to: &Path) {
 
 #[test]
 fn a_checkpoint_holds_the_database_as_it_was_whatever_is_written_later() {
-    for durability in [Durability::Process, Durability::Power] {
-        let dir = fresh_dir(&format!("checkpoint-{durability:?}"));
+    for options in [
+        small(Durability::Process),
+        small(Durability::Power),
+        with_blobs(Durability::Process),
+        with_blobs(Durability::Power),
+    ] {
+        let (durability, blobs) = (options.durability, options.blob_min.is_some());
+        let dir = fresh_dir(&format!("checkpoint-{durability:?}-{blobs}"));
         let base = dir.clone();
         let models = on_one_core(move |core| {
-            let base = base.clone();
+            let (base, options) = (base.clone(), options.clone());
             async move {
                 let path = base.join("db");
-                let open =
-                    Db::open_for_writing(&core, &path, OpenOptions::default(), small(durability));
+                let open = Db::open_for_writing(&core, &path, OpenOptions::default(), options);
                 let (_db, writer) = open.await.unwrap();
                 let (mut model, mut models) = (Model::new(), Vec::new());
+                let mut copied = Vec::new();
                 let batches = if durability == Durability::Power { 60 } else { 400 };
                 for round in 0..5 {
                     let made = writer.checkpoint(&base.join(round.to_string())).await.unwrap();
                     assert!(made.bytes > 0 && (round < 3 || made.linked_bytes > 0), "{made:?}");
                     models.push(model.clone());
+                    copied.push(blobs_of(&base.join(round.to_string())));
                     write_some(&core, &writer, &mut model, batches).await;
                 }
+                let with_blobs = copied.iter().filter(|copied| !copied.is_empty()).count();
+                assert!(if blobs { with_blobs >= 3 } else { with_blobs == 0 }, "{with_blobs}");
                 let refused = writer.checkpoint(&base.join("1")).await.unwrap_err();
                 assert!(refused.kind() == Kind::Unsupported && refused.to_string().contains("/1"));
                 // Merges and recycled files must not touch the checkpoints' files.
                 write_some(&core, &writer, &mut model, 5 * batches).await;
                 for (round, model) in models.iter().enumerate() {
                     let path = base.join(round.to_string());
+                    assert!(blobs_of(&path) == copied[round], "a copied blob file grows");
                     holds(&core, &path, model, false).await;
                     assert!(!path.join("LOCK").exists() && !path.join("IDENTITY").exists());
                     let quiet = |_, _| {};
@@ -206,18 +228,13 @@ fn copies_of_a_closed_database_leave_it_as_it_was() {
 }
 
 /// Backups of a database that is being written to. Returns its contents at each.
-fn make_backups(dir: &Path, rounds: u32) -> Vec<Model> {
+fn make_backups(dir: &Path, rounds: u32, options: WriteOptions) -> Vec<Model> {
     let base = dir.to_owned();
     on_one_core(move |core| {
-        let base = base.clone();
+        let (base, options) = (base.clone(), options.clone());
         async move {
             let path = base.join("db");
-            let open = Db::open_for_writing(
-                &core,
-                &path,
-                OpenOptions::default(),
-                small(Durability::Process),
-            );
+            let open = Db::open_for_writing(&core, &path, OpenOptions::default(), options);
             let (_db, writer) = open.await.unwrap();
             let (mut model, mut models) = (Model::new(), Vec::new());
             for round in 1..=rounds {
@@ -240,8 +257,13 @@ fn make_backups(dir: &Path, rounds: u32) -> Vec<Model> {
 
 #[test]
 fn backups_are_restored_by_both_programs() {
-    let dir = fresh_dir("backups");
-    let models = make_backups(&dir, 3);
+    restored_by_both("backups", small(Durability::Process));
+    restored_by_both("backups-blobs", with_blobs(Durability::Process));
+}
+
+fn restored_by_both(name: &str, options: WriteOptions) {
+    let dir = fresh_dir(name);
+    let models = make_backups(&dir, 3, options);
     let (base, expected) = (dir.clone(), models.clone());
     on_one_core(move |core| {
         let (base, models) = (base.clone(), expected.clone());
@@ -335,7 +357,7 @@ fn a_later_backup_copies_only_what_is_new_and_an_interrupted_one_is_continued() 
 #[test]
 fn one_flipped_bit_of_a_backup_is_found_and_never_restored() {
     let dir = fresh_dir("backups-damage");
-    make_backups(&dir, 1);
+    make_backups(&dir, 1, small(Durability::Process));
     on_one_core(move |core| {
         let base = dir.clone();
         async move {

@@ -2,14 +2,19 @@
 //! A test that needs a process of its own (for its allocator or its memory protection) is a
 //! separate program.
 
+mod ages;
+mod blob_gc;
+mod blob_loads;
 mod blobs;
 mod closing;
+mod column_families;
 mod common;
 mod compaction;
 mod copies;
 mod failing_tables;
 mod fairness;
 mod full_disk;
+mod healing;
 mod ingest;
 mod manifest;
 mod memory;

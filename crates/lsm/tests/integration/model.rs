@@ -293,6 +293,7 @@ impl Open {
                 let found = self.reader.get(0, &key, None).await.unwrap();
                 let expected = model.get(&key).map(|value| &value[..]);
                 assert_eq!(found.as_deref(), expected);
+                self.reader.warm(0, &[&key, b"none", b""]);
                 if let Some(found) = self.reader.get_cached(0, &key) {
                     assert_eq!(found.unwrap().as_deref(), expected);
                 }

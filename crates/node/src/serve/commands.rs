@@ -6,6 +6,7 @@ use kv::Reporter;
 use reactor::Core;
 use serde_json::{Value, json};
 
+use super::compactions::Compactions;
 use super::holds::Holds;
 use super::ingestions::Ingestions;
 use crate::admin::{Commands, Request};
@@ -23,6 +24,8 @@ pub(crate) struct Admin {
     pub reporter: Option<Reporter>,
     /// The lists of files that are held for copies.
     pub holds: Rc<Holds>,
+    /// Control over merges.
+    pub compactions: Rc<Compactions>,
     /// The files that are about to be ingested.
     pub ingestions: Ingestions,
     /// Present if this process may start others.
@@ -66,6 +69,17 @@ impl Admin {
             Request::IngestBegin { files } => self.ingestions.begin(files),
             Request::IngestFinish { column_family, numbers } => {
                 self.ingestions.finish(&column_family, numbers).await
+            }
+            Request::CompactBegin { column_family, from, to } => {
+                self.compactions.begin(&column_family, from.as_deref(), to.as_deref())
+            }
+            Request::CompactState { id } => self.compactions.state(id),
+            Request::CompactCancel { id } => self.compactions.cancel(id),
+            Request::CompactionStatus => self.compactions.status(),
+            Request::CompactionPause => self.compactions.pause(true),
+            Request::CompactionResume => self.compactions.pause(false),
+            Request::CompactionLimit { cores_percent, bytes_per_second } => {
+                self.compactions.limit(cores_percent, bytes_per_second)
             }
             Request::Top => {
                 let mut cores = Vec::new();

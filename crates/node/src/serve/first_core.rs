@@ -12,12 +12,13 @@ use lsm::{OpenOptions, WriteOptions};
 use reactor::{Class, Core, JoinHandle, Listener, UnixListener};
 
 use super::commands::Admin;
+use super::compactions::Compactions;
 use super::confined::{Link, begin};
 use super::holds::Holds;
 use super::info::Description;
 use super::ingestions::Ingestions;
 use super::metrics::{self, Sources};
-use super::open::{open, open_for_writing};
+use super::open::{family_of, open, open_for_writing};
 use super::phases::Phase;
 use super::ports::{inherited_listener, is_in_use, listen_alone, listen_on_all, no_port};
 use super::{Clients, Database, NodeState, Opened, Ready, watch_signals};
@@ -176,9 +177,11 @@ impl FirstCore {
         };
         let admin = |upgrader| {
             let shard = clients.and_then(|clients| clients.shard.clone());
-            let (holds, ingestions) = (Holds::new(core, shard.clone()), Ingestions::new(shard));
+            let (holds, compactions) =
+                (Holds::new(core, shard.clone()), Compactions::new(core, shard.clone()));
+            let ingestions = Ingestions::new(shard);
             let (core, disks) = (core.clone(), disks.clone());
-            Admin { core, disks, reporter: reporter(), holds, ingestions, upgrader }
+            Admin { core, disks, reporter: reporter(), holds, compactions, ingestions, upgrader }
         };
         if let Some((path, listener)) = self.admin {
             let admin = Rc::new(admin(Some(self.upgrader)));
@@ -252,6 +255,8 @@ async fn open_database(
             durability: config.durability,
             adopt: config.adopt,
             memtable_bytes: budget.memtable,
+            blob_min: config.blob_min,
+            blob_space_max_ratio: config.blob_space_max_ratio,
             ..WriteOptions::default()
         };
         let open = async || open_for_writing(core, data, options.clone(), write.clone()).await;
@@ -279,10 +284,11 @@ async fn open_database(
     };
     let clients_max = clients_max(core.cores(), descriptors_max(), first_free)?;
     let password = config.password.clone();
-    let settings = kv::Settings { password, clients_max, ..budget.door() };
+    let family = family_of(&db, data, &config.column_family)?;
+    let settings = kv::Settings { family, password, clients_max, ..budget.door() };
     let door = kv::NodeState::new(core.cores(), settings, description);
-    let shard =
-        writer.map(|writer| Shard::with_memory(core, db.attach(core), writer, budget.known_keys));
+    let shard = writer
+        .map(|writer| Shard::with_memory(core, db.attach(core), writer, family, budget.known_keys));
     if let Some(shard) = &shard {
         shard.attach(&door).await;
     }

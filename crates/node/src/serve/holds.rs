@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 
 use kv::Shard;
-use lsm::{FilePrefix, LiveFiles};
+use lsm::{BlobPrefix, FilePrefix, LiveFiles};
 use reactor::{Class, Core};
 use serde_json::{Value, json};
 
@@ -59,6 +59,7 @@ impl Holds {
         let files = files.map_err(|error| explain(shard.path(), &error))?;
         let list = files.list();
         let prefix = |file: &FilePrefix| json!({"number": file.number, "bytes": file.bytes});
+        let blob = |file: &BlobPrefix| json!({"number": file.number, "end": file.end, "count": file.count});
         let hold = self.next.replace(self.next.get() + 1);
         let directory = working_directory().join(&list.directory);
         let answer = json!({
@@ -67,6 +68,7 @@ impl Holds {
             "sequence": list.sequence,
             "manifest": prefix(&list.manifest),
             "logs": list.logs.iter().map(prefix).collect::<Vec<_>>(),
+            "open_blobs": list.open_blobs.iter().map(blob).collect::<Vec<_>>(),
         });
         let until_ns = self.core.now_ns() + HOLD_NS;
         self.held.borrow_mut().insert(hold, Held { _files: files, until_ns });

@@ -86,8 +86,14 @@ impl NodeInfo for Description {
         let pair = |name: &str, value: String| (name.to_owned(), value);
         vec![
             pair("data", self.data_directory()),
+            pair("column-family", config.column_family.clone()),
             pair("read-only", if config.read_only { "yes" } else { "no" }.to_owned()),
             pair("durability", config.durability.to_string()),
+            pair("blob-min", config.blob_min.map_or_else(String::new, |min| min.to_string())),
+            pair(
+                "blob-space-max-ratio",
+                config.blob_space_max_ratio.map_or_else(String::new, |ratio| ratio.to_string()),
+            ),
             pair("secondary", if config.secondary { "yes" } else { "no" }.to_owned()),
             pair("salvage", if config.salvage { "yes" } else { "no" }.to_owned()),
             pair("listen", config.listen.to_string()),

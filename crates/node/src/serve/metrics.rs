@@ -17,7 +17,7 @@ use std::cell::Cell;
 use std::fmt::Write;
 use std::rc::Rc;
 
-use kv::{CONTENT_TYPE, Exposition, Reporter};
+use kv::{CONTENT_TYPE, Exposition, Reporter, write_flow};
 use reactor::log::Log;
 use reactor::{Class, Core, CoreStats, Listener, Socket, timeout};
 
@@ -224,10 +224,13 @@ async fn node(core: &Core, sources: &Sources, text: &mut Exposition) {
         .labelled(&[("mode", &"system")], cpu.system.as_secs_f64());
     text.gauge("memory_resident_bytes", "Memory that the process occupies").value(resident_bytes());
     text.gauge("memory_budget_bytes", "Memory that the node may use").value(sources.memory_bytes);
-    let mut cores = Vec::new();
+    let (mut cores, mut flows) = (Vec::new(), Vec::new());
     for id in 0..core.cores() {
-        cores.push(core.call(id, |there| there.stats().list()).await);
+        let (counters, flow) = core.call(id, |there| (there.stats().list(), there.flow())).await;
+        cores.push(counters);
+        flows.push((id, flow));
     }
+    write_flow(text, &flows);
     for (at, (name, help)) in CoreStats::HELP.iter().enumerate() {
         let mut metric =
             text.counter(&format!("reactor_{name}_total"), help.trim().trim_end_matches('.'));

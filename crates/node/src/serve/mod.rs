@@ -20,6 +20,7 @@
 //! the node's state with the functions here.
 
 pub(crate) mod commands;
+pub(crate) mod compactions;
 mod confined;
 mod first_core;
 pub(crate) mod holds;
@@ -240,8 +241,9 @@ impl Clients<'_> {
     }
 
     fn database(&self) -> Database {
-        let counted = self.opened.db.keys();
-        let keys = counted.or(self.reader.approximate_keys(0).ok()).unwrap_or(0);
+        let family = self.opened.door.settings().family;
+        let counted = self.opened.db.keys().filter(|_| family == 0);
+        let keys = counted.or(self.reader.approximate_keys(family).ok()).unwrap_or(0);
         Database { listen: self.opened.listen, keys, counted: counted.is_some() }
     }
 }

@@ -4,7 +4,7 @@ use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-use lsm::{Db, OpenOptions, WriteOptions, Writer};
+use lsm::{CfId, Db, OpenOptions, WriteOptions, Writer};
 use reactor::Core;
 
 use crate::error::{Error, Kind};
@@ -33,6 +33,20 @@ pub async fn open_for_writing(
         make_directory(core, path).await.map_err(|error| no_directory(path, &error))?;
     }
     Db::open_for_writing(core, path, options, write).await.map_err(|error| explain(path, &error))
+}
+
+/// The column family with this name.
+pub(crate) fn family_of(db: &Db, path: &Path, name: &str) -> Result<CfId, Error> {
+    let families = db.column_families();
+    let Some(family) = families.iter().find(|family| family.name == name) else {
+        let what = format!("{}: no column family is named '{name}'", path.display());
+        let names: Vec<&str> = families.iter().map(|family| &*family.name).collect();
+        return Err(Error::new(Kind::Usage, what).hint(format!(
+            "the database has: {}; millrace kv column-families create makes one",
+            names.join(", ")
+        )));
+    };
+    Ok(family.id)
 }
 
 /// The error when a database's directory cannot be created.
@@ -72,8 +86,8 @@ pub fn explain(path: &Path, error: &lsm::Error) -> Error {
             .hint("close it there, or read its state as of now with --secondary")
         }
         lsm::Kind::Corruption => Error::new(Kind::Damaged, what).hint(format!(
-            "millrace kv check --data {} lists all that is damaged; RocksDB's own \
-             `ldb repair` salvages what it can (copy the directory first)",
+            "millrace kv check --data {0} lists all that is damaged; millrace kv check --data {0} \
+             --repair drops what cannot be read and keeps the rest (add --dry-run to see what)",
             path.display()
         )),
         lsm::Kind::Unsupported => Error::new(Kind::Unsupported, what),

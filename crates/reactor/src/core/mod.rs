@@ -43,6 +43,7 @@ use self::operations::{Backlog, STAGED_FIRST};
 use crate::driver::remote::{self, CoreAddress, Inbox};
 use crate::driver::sim::SimDriver;
 use crate::driver::{Completion, Driver, Fd};
+use crate::flow::{Board, Flow, FlowReport};
 use crate::idle::{Idle, PollMode};
 use crate::io::net::Listener;
 use crate::memory::buf::{Buf, Pool, Promise};
@@ -69,6 +70,8 @@ pub(crate) struct CoreConfig {
     pub disk_depth: usize,
     pub poll: PollMode,
     pub seed: u64,
+    /// What the cores tell each other about devices.
+    pub board: Arc<Board>,
 }
 
 /// The state of a core.
@@ -106,6 +109,7 @@ pub(crate) struct CoreState {
     /// Cores of the runtime whose main task has ended.
     ended: Cell<usize>,
     disk_depth: usize,
+    pub(crate) flow: Flow,
     stats: CoreStats,
 }
 
@@ -154,6 +158,7 @@ impl Core {
             random: Cell::new(config.seed),
             ended: Cell::new(0),
             disk_depth: config.disk_depth,
+            flow: Flow::new(config.board, config.id),
             stats: CoreStats::default(),
         }))
     }
@@ -230,6 +235,17 @@ impl Core {
     /// Counters of this core.
     pub fn stats(&self) -> &CoreStats {
         &self.0.stats
+    }
+
+    /// The state of flow control on the devices that this core has used.
+    pub fn flow(&self) -> Vec<FlowReport> {
+        self.0.flow.report(self.now_ns())
+    }
+
+    /// Tells flow control how urgent this core's background work is, from 0 to 1: the least part of
+    /// its share that its disk operations have beside those of requests. Known for 100 ms.
+    pub fn urge_background(&self, urgency: f64) {
+        self.0.flow.urge(urgency, self.now_ns());
     }
 
     /// Tasks alive on this core.

@@ -5,6 +5,7 @@ use std::task::{Context, Poll};
 
 use super::CoreState;
 use crate::driver::{IoOp, Token};
+use crate::flow::{DEVICES, Lane};
 use crate::op::{Hold, Nature, OpId, Payload};
 use crate::task::{CLASSES, Class};
 
@@ -12,22 +13,59 @@ use crate::task::{CLASSES, Class};
 pub(super) const STAGED_MAX: usize = 16;
 /// The first threshold after a wait, for disk operations: the device may be idle.
 pub(super) const STAGED_FIRST: usize = 2;
-/// With more disk operations in flight, those of background work wait.
-const BACKGROUND_DEPTH: usize = 32;
 
-/// Disk operations that wait for queue depth, by class, in order of arrival.
+/// Disk operations that wait for queue depth, in order of arrival.
 #[derive(Default)]
-pub(super) struct Backlog([VecDeque<(Token, IoOp)>; CLASSES]);
+pub(super) struct Backlog {
+    /// Of the classes up to foreground.
+    foreground: [VecDeque<Waiting>; FOREGROUND],
+    /// Of the other classes, by the place of their device in flow control.
+    background: [[VecDeque<Waiting>; CLASSES - FOREGROUND]; DEVICES],
+    len: usize,
+}
+
+type Waiting = (Token, IoOp);
+
+/// Classes up to foreground.
+const FOREGROUND: usize = Class::Foreground as usize + 1;
 
 impl Backlog {
     pub(super) fn len(&self) -> usize {
-        self.0.iter().map(VecDeque::len).sum()
+        self.len
+    }
+
+    fn push(&mut self, class: Class, place: u8, waiting: Waiting) {
+        let class = class as usize;
+        match class.checked_sub(FOREGROUND) {
+            None => self.foreground[class].push_back(waiting),
+            Some(class) => self.background[usize::from(place)][class].push_back(waiting),
+        }
+        self.len += 1;
+    }
+
+    fn next_foreground(&mut self) -> Option<Waiting> {
+        let next = self.foreground.iter_mut().find_map(VecDeque::pop_front)?;
+        self.len -= 1;
+        Some(next)
+    }
+
+    fn has_background(&self, place: u8) -> bool {
+        self.background[usize::from(place)].iter().any(|queue| !queue.is_empty())
+    }
+
+    fn next_background(&mut self, place: u8) -> Option<Waiting> {
+        let queues = &mut self.background[usize::from(place)];
+        let next = queues.iter_mut().find_map(VecDeque::pop_front)?;
+        self.len -= 1;
+        Some(next)
     }
 
     pub(super) fn remove(&mut self, token: Token) -> bool {
-        for queue in &mut self.0 {
+        let queues = self.foreground.iter_mut().chain(self.background.iter_mut().flatten());
+        for queue in queues {
             if let Some(at) = queue.iter().position(|(t, _)| *t == token) {
                 queue.remove(at);
+                self.len -= 1;
                 return true;
             }
         }
@@ -48,28 +86,60 @@ impl CoreState {
         }
         self.stats.operations.add(1);
         let mut ops = self.ops.borrow_mut();
+        let (place, direct) =
+            hold.file().map_or((0, false), |file| (file.place(), file.is_direct()));
+        let is_write = matches!((&hold, nature), (Hold::File { .. }, Nature::Write | Nature::Sync));
         let id = ops.insert(payload, hold, nature);
         let mut backlog = self.backlog.borrow_mut();
         let mut driver = self.driver.borrow_mut();
         let class = self.class.get();
-        let disk_in_flight = ops.disk_running - backlog.len();
-        let room = disk_in_flight <= driver.capacity();
-        let disk_room = disk_in_flight <= self.disk_depth
-            && (class <= Class::Foreground || disk_in_flight <= BACKGROUND_DEPTH);
-        // An operation that waits for a peer may never complete, so it takes no queue depth. The
-        // number of descriptors bounds those.
-        if is_disk && (!room || !disk_room) {
-            backlog.0[class as usize].push_back((id.token, op));
-        } else {
-            driver.stage(id.token, op);
-            // Submit early: the device should not idle until the last task of the turn has run.
-            let submit_batch = if is_disk { self.submit_batch.get() } else { STAGED_MAX };
-            if driver.staged() >= submit_batch {
-                driver.submit();
-                self.submit_batch.set((2 * submit_batch).min(STAGED_MAX));
-            }
+        // Many writers wait for one write of a log.
+        if is_write && class <= Class::Foreground {
+            ops.set_urgent(id.token);
+        }
+        if is_disk {
+            let in_flight = ops.disk_running - backlog.len();
+            let lane = self.lane(class, place, direct, &op, in_flight, driver.capacity());
+            // An operation that waits for a peer may never complete, so it takes no queue depth.
+            // The number of descriptors bounds those.
+            let Some(lane) = lane else {
+                backlog.push(class, place, (id.token, op));
+                return id;
+            };
+            ops.set_lane(id.token, lane);
+        }
+        driver.stage(id.token, op);
+        // Submit early: the device should not idle until the last task of the turn has run.
+        let submit_batch = if is_disk { self.submit_batch.get() } else { STAGED_MAX };
+        if driver.staged() >= submit_batch {
+            self.flow.submit(|| driver.now_ns());
+            driver.submit();
+            self.submit_batch.set((2 * submit_batch).min(STAGED_MAX));
         }
         id
+    }
+
+    /// The lane of a new disk operation, which is one of `in_flight`; `None` if it has to wait.
+    fn lane(
+        &self,
+        class: Class,
+        place: u8,
+        direct: bool,
+        op: &IoOp,
+        in_flight: usize,
+        capacity: usize,
+    ) -> Option<Lane> {
+        let now_ns = self.now.get();
+        let room = in_flight <= capacity && in_flight <= self.disk_depth;
+        if class <= Class::Foreground {
+            return room.then(|| self.flow.stage(place, op, direct, now_ns));
+        }
+        let room = room || (in_flight <= capacity && self.flow.is_idle(place));
+        if room && self.flow.may_begin(place, now_ns) {
+            return Some(self.flow.begin(place));
+        }
+        self.flow.hold_back(place);
+        None
     }
 
     /// Counts a read or a write of `len` bytes.
@@ -87,25 +157,45 @@ impl CoreState {
         }
     }
 
+    /// Stages what waits and now has room: one background operation on each device that has none,
+    /// then those of requests, then those of background work.
     pub(super) fn drain_backlog(&self) {
-        let ops = self.ops.borrow();
+        let mut ops = self.ops.borrow_mut();
         let mut backlog = self.backlog.borrow_mut();
+        if backlog.len() == 0 {
+            return;
+        }
         let mut driver = self.driver.borrow_mut();
-        while backlog.len() > 0 {
-            let in_flight = ops.disk_running - backlog.len();
-            let depth = self.disk_depth.min(driver.capacity());
-            let next = if in_flight < depth
-                && let Some(next) = backlog.0[..2].iter_mut().find_map(VecDeque::pop_front)
+        let now_ns = self.now.get();
+        let capacity = driver.capacity();
+        let mut in_flight = ops.disk_running - backlog.len();
+        let mut stage = |(token, op): Waiting, lane, in_flight: &mut usize| {
+            ops.set_lane(token, lane);
+            driver.stage(token, op);
+            *in_flight += 1;
+        };
+        let places = 0..DEVICES as u8;
+        for place in places.clone().filter(|&place| self.flow.is_idle(place)) {
+            if in_flight < capacity
+                && let Some(next) = backlog.next_background(place)
             {
-                next
-            } else if in_flight < depth.min(BACKGROUND_DEPTH)
-                && let Some(next) = backlog.0[2..].iter_mut().find_map(VecDeque::pop_front)
+                stage(next, self.flow.begin(place), &mut in_flight);
+            }
+        }
+        let depth = self.disk_depth.min(capacity);
+        while in_flight < depth
+            && let Some(next) = backlog.next_foreground()
+        {
+            stage(next, Lane::None, &mut in_flight);
+        }
+        for place in places {
+            while in_flight < depth
+                && backlog.has_background(place)
+                && self.flow.may_begin(place, now_ns)
+                && let Some(next) = backlog.next_background(place)
             {
-                next
-            } else {
-                return;
-            };
-            driver.stage(next.0, next.1);
+                stage(next, self.flow.begin(place), &mut in_flight);
+            }
         }
     }
 

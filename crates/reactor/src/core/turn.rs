@@ -6,6 +6,7 @@ use super::operations::{STAGED_FIRST, STAGED_MAX};
 use super::{Core, CoreState};
 use crate::driver::Wait;
 use crate::driver::remote::{Remote, TaskId};
+use crate::flow::Lane;
 use crate::poller::Pollers;
 use crate::task::{self, BoxFuture, CLASSES, Class};
 
@@ -160,6 +161,7 @@ impl CoreState {
     pub(super) fn enter(&self, wait: Wait) {
         let mut done = self.done.take();
         let at_least = self.gather(wait);
+        self.flow.submit(|| self.driver.borrow_mut().now_ns());
         let result = self.driver.borrow_mut().enter(wait, at_least, &mut done);
         if let Err(error) = result {
             panic!("the {} driver failed: {error}", self.driver.borrow().name());
@@ -170,6 +172,12 @@ impl CoreState {
         }
         self.stats.completions.add(done.len() as u64);
         for completion in done.drain(..) {
+            let lane = self.ops.borrow_mut().take_lane(completion.token);
+            match lane {
+                Lane::None => {}
+                Lane::Background(place) => self.flow.end(place),
+                Lane::Probe(place) => self.reaped_probe(place, completion.result, wait),
+            }
             let ended = self.ops.borrow_mut().complete(completion.token, completion.result);
             ended.tell();
         }
@@ -179,11 +187,23 @@ impl CoreState {
         }
     }
 
-    /// Number of completions that ends a wait: several when many disk reads and nothing else are in
-    /// flight, because each return to user space costs more than the reads' extra wait.
+    /// Hands the latency of a probe to flow control. A core that waited has reaped it at once; else
+    /// it may have ended at any time since the start of the turn.
+    #[cold]
+    fn reaped_probe(&self, place: u8, result: i32, wait: Wait) {
+        let now_ns = self.driver.borrow_mut().now_ns();
+        let seen_ns = if wait == Wait::No { self.now.get() } else { now_ns };
+        self.flow.reaped_probe(place, result >= 0, seen_ns, now_ns);
+    }
+
+    /// Number of completions that ends a wait: several when many disk operations and no write of a
+    /// request's file or anything else are in flight, because each return to user space costs more
+    /// than the reads' extra wait.
     pub(crate) fn gather(&self, wait: Wait) -> usize {
         let ops = self.ops.borrow();
-        let only_disk = ops.disk_running > 2 * STAGED_MAX && ops.disk_running == ops.running;
+        let only_disk = ops.disk_running > 2 * STAGED_MAX
+            && ops.disk_running == ops.running
+            && ops.urgent_running == 0;
         if wait != Wait::No && only_disk { STAGED_MAX } else { 1 }
     }
 

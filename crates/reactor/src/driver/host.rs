@@ -154,7 +154,7 @@ fn open_for_writing(
     let mut options = fs::OpenOptions::new();
     // A file that is emptied must not be another one that a link points to.
     let follow = match opening {
-        Opening::NewOrEmptied | Opening::Unshared => libc::O_NOFOLLOW,
+        Opening::NewOrEmptied | Opening::OnlyName | Opening::Unshared => libc::O_NOFOLLOW,
         Opening::New | Opening::Existing => 0,
     };
     let flags = libc::O_CLOEXEC | libc::O_NONBLOCK | follow;
@@ -162,12 +162,17 @@ fn open_for_writing(
     match opening {
         Opening::New => options.create_new(true),
         Opening::NewOrEmptied => options.create(true).truncate(true),
-        Opening::Existing | Opening::Unshared => &mut options,
+        Opening::Existing | Opening::OnlyName | Opening::Unshared => &mut options,
     };
     let file = options.open(path)?;
     let meta = regular(&file)?;
     let fd = OwnedFd::from(file);
-    if opening == Opening::Unshared && (meta.nlink() != 1 || !is_open_once(&fd)) {
+    let is_linked = match opening {
+        Opening::Unshared => meta.nlink() != 1 || !is_open_once(&fd),
+        Opening::OnlyName => meta.nlink() != 1,
+        Opening::New | Opening::NewOrEmptied | Opening::Existing => false,
+    };
+    if is_linked {
         return Err(io::ErrorKind::WouldBlock.into());
     }
     let alignment = match mode {
@@ -175,7 +180,8 @@ fn open_for_writing(
         Mode::Direct | Mode::Buffered => 1,
     };
     let fd = Fd::File(HostFile::new(fd, cleaner));
-    Ok(Arc::new(SharedFile::new(fd, path.to_owned(), meta.len(), alignment)))
+    let file = SharedFile::new(fd, path.to_owned(), meta.len(), alignment);
+    Ok(Arc::new(file.with_device(meta.dev())))
 }
 
 /// Metadata of an open file, which must be a regular one.
@@ -437,7 +443,8 @@ fn image(
     };
     let fd = Fd::File(HostFile::new(file, cleaner));
     let file = SharedFile::new(fd, path.to_owned(), size, alignment)
-        .with_memory_alignment(memory_alignment);
+        .with_memory_alignment(memory_alignment)
+        .with_device(if block_device { meta.rdev() } else { meta.dev() });
     Ok(Image { file: Arc::new(file), info, _lock: None })
 }
 
@@ -475,7 +482,8 @@ fn open(path: &Path, buffered: bool, cleaner: &Cleaner) -> io::Result<Arc<Shared
     let fd = OwnedFd::from(file);
     let alignment = if is_direct { direct_alignment(&fd) } else { 1 };
     let fd = Fd::File(HostFile::new(fd, cleaner));
-    Ok(Arc::new(SharedFile::new(fd, path.to_owned(), meta.len(), alignment)))
+    let file = SharedFile::new(fd, path.to_owned(), meta.len(), alignment);
+    Ok(Arc::new(file.with_device(meta.dev())))
 }
 
 /// The alignment of direct reads in bytes; 4096 where the file system does not tell.

@@ -19,6 +19,8 @@ pub enum Opening {
     NewOrEmptied,
     /// A file, which keeps its contents; else `NotFound`.
     Existing,
+    /// A file, else `NotFound`, that has no other name, else `WouldBlock`. It keeps its contents.
+    OnlyName,
     /// A file, else `NotFound`, that has no other name and is open nowhere else, in this process or
     /// another; else, or where the system does not tell, `WouldBlock`. It keeps its contents, and
     /// the caller may overwrite it as long as it shares it with nobody.
@@ -42,6 +44,7 @@ pub struct SharedFile {
     path: PathBuf,
     alignment: u32,
     memory_alignment: u32,
+    device: u64,
     written: CachePadded<Written>,
 }
 
@@ -59,7 +62,14 @@ impl SharedFile {
         debug_assert!(alignment.is_power_of_two());
         let written = Written { size: size.into(), flush_failed: false.into() };
         let memory_alignment = if alignment == 1 { 1 } else { BUF_ALIGN as u32 };
-        SharedFile { fd, path, alignment, memory_alignment, written: CachePadded(written) }
+        SharedFile {
+            fd,
+            path,
+            alignment,
+            memory_alignment,
+            device: 0,
+            written: CachePadded(written),
+        }
     }
 
     /// Sets the alignment that direct I/O needs of memory, if it differs from that of a
@@ -67,6 +77,16 @@ impl SharedFile {
     pub(crate) fn with_memory_alignment(self, memory_alignment: u32) -> SharedFile {
         debug_assert!(memory_alignment.is_power_of_two());
         SharedFile { memory_alignment, ..self }
+    }
+
+    /// Sets the number of the device that it is on.
+    pub(crate) fn with_device(self, device: u64) -> SharedFile {
+        SharedFile { device, ..self }
+    }
+
+    /// The number of the device that it is on; 0 in a simulated world.
+    pub(crate) fn device(&self) -> u64 {
+        self.device
     }
 
     /// Size in bytes: as found when opened, grown by writes through this file since .

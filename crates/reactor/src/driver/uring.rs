@@ -404,6 +404,7 @@ mod tests {
 
     use super::*;
     use crate::core::{Core, CoreConfig};
+    use crate::flow::Board;
     use crate::idle::PollMode;
     use crate::memory::buf::Buf;
     use crate::mesh::Mesh;
@@ -494,6 +495,7 @@ mod tests {
             disk_depth: 2 * READS,
             poll: PollMode::Never,
             seed: 1,
+            board: Arc::new(Board::new(1)),
         };
         let mesh = Mesh::connect(std::slice::from_ref(&shared)).remove(0);
         let core = Core::new(config, shared, inbox, Box::new(driver), mesh);

@@ -24,9 +24,20 @@ use crate::op::{Hold, OpId, Payload};
 pub(crate) struct FileInner {
     shared: Arc<SharedFile>,
     core: Core,
+    /// The place of its device in flow control.
+    place: u8,
 }
 
 impl FileInner {
+    pub fn place(&self) -> u8 {
+        self.place
+    }
+
+    /// Whether its reads and writes go to the device, not to the page cache.
+    pub fn is_direct(&self) -> bool {
+        self.shared.alignment() > 1
+    }
+
     pub fn shared(&self) -> &SharedFile {
         &self.shared
     }
@@ -38,7 +49,8 @@ pub struct File(Rc<FileInner>);
 
 impl File {
     pub(crate) fn new(core: Core, shared: Arc<SharedFile>) -> File {
-        File(Rc::new(FileInner { shared, core }))
+        let place = core.inner().flow.place(shared.device());
+        File(Rc::new(FileInner { shared, core, place }))
     }
 
     /// Size in bytes: as found when opened, grown by writes through this file since , by any core.
@@ -135,6 +147,10 @@ impl File {
 
     pub(crate) fn shared(&self) -> &SharedFile {
         &self.0.shared
+    }
+
+    pub(crate) fn inner(&self) -> &FileInner {
+        &self.0
     }
 
     /// Starts an operation on this file, which keeps it open.

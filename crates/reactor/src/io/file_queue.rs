@@ -19,7 +19,7 @@ use std::io;
 use std::rc::Rc;
 
 use crate::driver::IoOp;
-use crate::io::file::File;
+use crate::io::file::{File, FileInner};
 use crate::op::{Hold, Payload};
 
 /// Most segments of one operation (the kernel's limit).
@@ -215,6 +215,10 @@ impl Drop for FileQueue {
 }
 
 impl QueueInner {
+    pub(crate) fn file(&self) -> &FileInner {
+        self.file.inner()
+    }
+
     /// The error of an operation that cannot be started.
     fn refusal(&self, slot: &Slot, segments: usize) -> Option<i32> {
         let shared = self.file.shared();

@@ -1,6 +1,12 @@
-//! Memory: aligned buffers of a core (`buf`), and ranges shared with other processes, which may be
-//! lost at any time (`guard`, over the table `ranges`). Uses only the waits of a core.
+//! Memory: aligned buffers of a core (`buf`), ranges shared with other processes, which may be lost
+//! at any time (`guard`, over the table `ranges`), and files mapped into memory (`mapping`, which
+//! is resized behind a `gate`, and `resident`, what a core knows of it); `prefetch` is a hint to
+//! the processor. Uses the waits of a core and the open file of `driver`.
 
 pub(crate) mod buf;
+pub(crate) mod gate;
 pub(crate) mod guard;
+pub(crate) mod mapping;
+pub(crate) mod prefetch;
 pub(crate) mod ranges;
+pub(crate) mod resident;

@@ -88,12 +88,13 @@ impl Disk {
                 Ok(inode)
             }
             (Ok(inode), Opening::Existing) => Ok(inode),
-            (Ok(inode), Opening::Unshared) if self.names.count(&inode) == 1 => Ok(inode),
-            (Ok(_), Opening::Unshared) => Err(io::ErrorKind::WouldBlock.into()),
+            (Ok(inode), _) if self.names.count(&inode) == 1 => Ok(inode),
+            (Ok(_), Opening::OnlyName | Opening::Unshared) => Err(io::ErrorKind::WouldBlock.into()),
             (Err(error), opening) => {
                 let missing = error.raw_os_error() == Some(libc::ENOENT);
                 let place = path.parent().is_some_and(|dir| self.is_dir(dir));
-                if !missing || !place || matches!(opening, Opening::Existing | Opening::Unshared) {
+                let makes = matches!(opening, Opening::New | Opening::NewOrEmptied);
+                if !missing || !place || !makes {
                     return Err(error);
                 }
                 let inode = self.inode(path, Vec::new());

@@ -69,6 +69,7 @@ pub struct Fault {
     access: Access,
     spared: u64,
     path_end: Option<String>,
+    path_part: Option<String>,
     range: Option<Range<u64>>,
     per_million: u32,
     times: u64,
@@ -82,6 +83,7 @@ impl Fault {
             access: Access::Read,
             spared: 0,
             path_end: None,
+            path_part: None,
             range: None,
             per_million: 1_000_000,
             times: u64::MAX,
@@ -106,6 +108,13 @@ impl Fault {
     #[must_use]
     pub fn on(mut self, path_end: &str) -> Fault {
         self.path_end = Some(path_end.to_owned());
+        self
+    }
+
+    /// Strikes only paths that contain this text.
+    #[must_use]
+    pub fn within(mut self, path_part: &str) -> Fault {
+        self.path_part = Some(path_part.to_owned());
         self
     }
 
@@ -148,6 +157,11 @@ impl Fault {
         }
         if let Some(end) = &self.path_end
             && !path.as_os_str().as_encoded_bytes().ends_with(end.as_bytes())
+        {
+            return false;
+        }
+        if let Some(part) = &self.path_part
+            && !path.to_string_lossy().contains(part.as_str())
         {
             return false;
         }

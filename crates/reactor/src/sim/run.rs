@@ -15,6 +15,7 @@ use super::world::{Beginning, Failure, FailureKind, Main, Process, ProcessState,
 use crate::core::{Core, CoreConfig, DRAIN_NS, JoinHandle};
 use crate::driver::remote::{CoreAddress, EndNotice, Remote};
 use crate::driver::{GATHER_NS, Wait, sim::SimDriver};
+use crate::flow::Board;
 use crate::inbox::Inbox;
 use crate::mesh::Mesh;
 use crate::runtime::PATIENCE_NS;
@@ -143,7 +144,7 @@ impl World {
             let mesh = Mesh::connect(&everybody).pop().unwrap_or_default();
             let port = self.0.state.borrow_mut().add_core();
             assert_eq!(port, seats.len(), "each core has a seat");
-            let core = self.core((0, 1), port, &shared, inbox, mesh);
+            let core = self.core((0, 1), port, &shared, inbox, mesh, &Arc::new(Board::new(1)));
             let main = core.spawn(Class::Foreground, main(core.clone()));
             seats.push(Seat::new(core, shared, main, &everybody, Some(process)));
         }
@@ -158,6 +159,7 @@ impl World {
         shared: &Arc<CoreAddress>,
         inbox: Inbox<Remote>,
         mesh: Mesh,
+        board: &Arc<Board>,
     ) -> Core {
         let driver = SimDriver::new(&self.0.state, port, shared);
         let config = {
@@ -169,6 +171,7 @@ impl World {
                 disk_depth: state.config.disk_depth,
                 poll: state.config.poll,
                 seed: state.schedule.next_u64(),
+                board: board.clone(),
             }
         };
         Core::new(config, shared.clone(), inbox, Box::new(driver), mesh)
@@ -183,9 +186,10 @@ impl World {
             (0..self.0.cores).map(|_| CoreAddress::new()).collect::<io::Result<Vec<_>>>()?;
         let everybody: Vec<_> = parts.iter().map(|(shared, _)| shared.clone()).collect();
         let meshes = Mesh::connect(&everybody);
+        let board = Arc::new(Board::new(self.0.cores));
         let mut seats = Vec::new();
         for (id, ((shared, inbox), mesh)) in parts.into_iter().zip(meshes).enumerate() {
-            let core = self.core((id, self.0.cores), id, &shared, inbox, mesh);
+            let core = self.core((id, self.0.cores), id, &shared, inbox, mesh, &board);
             let main = core.spawn(Class::Foreground, main(core.clone()));
             seats.push(Seat::new(core, shared, main, &everybody, None));
         }

@@ -7,6 +7,7 @@ mod every_driver;
 mod drivers;
 mod file_queue;
 mod locks;
+mod mapped;
 mod sim;
 mod sim_core;
 mod sim_net;

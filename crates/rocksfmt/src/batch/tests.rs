@@ -204,3 +204,35 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn values_that_are_stored_elsewhere_are_replaced_by_references() {
+    let mut batch = BatchWriter::new();
+    batch.put(0, b"small", b"1");
+    batch.put(0, b"large", &[7; 100]);
+    batch.delete(3, b"gone");
+    batch.put(3, b"larger", &[8; 200]);
+    batch.delete_range(0, b"a", b"b");
+    batch.note_keys(5);
+    let whole = batch.finish(9).to_vec();
+    batch.store_values(|_, _, _, _| false).unwrap();
+    assert_eq!(batch.finish(9), whole);
+    let store = |cf: u32, key: &[u8], value: &[u8], index: &mut Vec<u8>| {
+        index.extend_from_slice(format!("{cf} {}", key.len()).as_bytes());
+        value.len() >= 100
+    };
+    batch.store_values(store).unwrap();
+    assert_eq!(batch.count(), 5);
+    let bytes = batch.finish(9);
+    let ops: Vec<Op<'_>> =
+        WriteBatch::parse(bytes).unwrap().ops().map(|op| op.unwrap().1).collect();
+    let expected = [
+        Op::Put { cf: 0, key: b"small", value: b"1" },
+        Op::BlobIndex { cf: 0, key: b"large", index: b"0 5" },
+        Op::Delete { cf: 3, key: b"gone" },
+        Op::BlobIndex { cf: 3, key: b"larger", index: b"3 6" },
+        Op::DeleteRange { cf: 0, begin: b"a", end: b"b" },
+    ];
+    assert_eq!(ops[..5], expected);
+    assert!(matches!(ops[5], Op::LogData(note) if keys_noted(note) == Some(5)));
+}

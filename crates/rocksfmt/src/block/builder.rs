@@ -3,6 +3,9 @@
 use crate::coding::{put_svarint, put_varint};
 use crate::sst::footer::BlockHandle;
 
+/// Memory in bytes that a builder keeps from one block to the next.
+const KEPT_BYTES_MAX: usize = 1 << 20;
+
 /// Builds one block after another. The caller adds keys in ascending order.
 #[derive(Clone, Debug)]
 pub(crate) struct BlockBuilder {
@@ -82,6 +85,8 @@ impl BlockBuilder {
 
     /// The finished block. [`BlockBuilder::clear`] starts the next one.
     pub fn finish(&mut self) -> &[u8] {
+        // A block of a large value would take twice its memory for these.
+        self.bytes.reserve_exact(4 * self.restarts.len() + 4);
         for restart in &self.restarts {
             self.bytes.extend_from_slice(&restart.to_le_bytes());
         }
@@ -91,6 +96,7 @@ impl BlockBuilder {
 
     pub fn clear(&mut self) {
         self.bytes.clear();
+        self.bytes.shrink_to(KEPT_BYTES_MAX);
         self.restarts.truncate(1);
         self.since_restart = 0;
         self.last_key.clear();

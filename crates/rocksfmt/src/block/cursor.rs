@@ -88,6 +88,13 @@ impl<F: Entries> Cursor<F> {
         self.trail_at = NO_TRAIL;
     }
 
+    /// Puts the cursor on a key without a value that is in no block.
+    pub fn place(&mut self, key: &[u8]) {
+        self.reset();
+        self.key.extend_from_slice(key);
+        self.valid = true;
+    }
+
     pub fn seek_to_first(&mut self, data: &[u8], format: F) -> Result<bool> {
         let Some(entries) = format.layout().entries(data) else { return self.fail() };
         if entries.is_empty() {

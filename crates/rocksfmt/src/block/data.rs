@@ -109,6 +109,12 @@ impl BlockCursor {
         self.inner.reset();
     }
 
+    /// Puts the cursor on a key without a value that is in no block. Only [`BlockCursor::key`],
+    /// [`BlockCursor::valid`], [`BlockCursor::reset`] and the seeks may follow.
+    pub fn place(&mut self, key: &[u8]) {
+        self.inner.place(key);
+    }
+
     /// Moves to the first entry. This and the other moves return whether they reached an entry.
     pub fn seek_to_first(&mut self, data: &[u8], layout: &BlockLayout) -> Result<bool> {
         self.inner.seek_to_first(data, *layout)

@@ -131,6 +131,32 @@ impl BlockLayout {
         data.get(..self.entries_end as usize)
     }
 
+    /// Where the offset of restart point `index` is.
+    #[inline(always)]
+    pub(crate) fn restart_place(&self, index: u32) -> usize {
+        self.restarts as usize + index as usize * 4
+    }
+
+    /// Where the offset of the restart point in the middle is, the first that a search reads.
+    #[inline]
+    pub fn middle_place(&self) -> usize {
+        self.restart_place(self.restart_count / 2)
+    }
+
+    /// The offset of the entry whose key a search in a data block reads first.
+    #[inline]
+    pub fn middle_entry(&self, data: &[u8]) -> Option<usize> {
+        self.restart(data, self.restart_count / 2)
+    }
+
+    /// The offset of the entry after the one at `at` of a data block.
+    #[inline]
+    pub fn entry_after(&self, data: &[u8], at: usize) -> Option<usize> {
+        let entries = self.entries(data)?;
+        let next = self.entry(entries, at, true, &ValueSpan::default())?.next;
+        (next < entries.len()).then_some(next)
+    }
+
     /// Offset of restart point `index`.
     #[inline(always)]
     pub(crate) fn restart(&self, data: &[u8], index: u32) -> Option<usize> {

@@ -31,6 +31,7 @@ impl LogWriter {
     /// Appends the bytes of a logical record to `out`.
     pub fn append(&mut self, record: &[u8], out: &mut Vec<u8>) {
         let shift = self.number.map_or(0, |_| kind::RECYCLABLE_FULL - kind::FULL);
+        out.reserve(self.cost(record.len()));
         let mut rest = record;
         let mut first = true;
         loop {

@@ -116,7 +116,7 @@ pub fn escape_option(value: &str) -> String {
     out
 }
 
-fn unescape(value: &str) -> String {
+pub(super) fn unescape(value: &str) -> String {
     let mut out = String::with_capacity(value.len());
     let mut chars = value.chars();
     while let Some(c) = chars.next() {

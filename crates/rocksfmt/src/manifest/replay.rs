@@ -223,12 +223,28 @@ impl ManifestReplay {
         family.live_blob_files().cloned().collect()
     }
 
+    /// All blob files of a column family, live or not, by number.
+    pub fn blob_files(&self, family: u32) -> impl Iterator<Item = &BlobFileMeta> {
+        self.families.get(&family).into_iter().flat_map(|family| family.blob_files.values())
+    }
+
+    /// The SST files of a column family with their levels, by number.
+    pub fn files(&self, family: u32) -> impl Iterator<Item = (u32, &FileMeta)> {
+        let files = self.families.get(&family).into_iter().flat_map(|family| family.files.values());
+        files.map(|(level, file)| (*level, file))
+    }
+
     /// The links of a column family's SST files to blob files: from the number of an SST file to
     /// that of its oldest blob file.
     pub fn blob_links(&self, family: u32) -> BTreeMap<u64, u64> {
         let files = self.families.get(&family).into_iter().flat_map(|family| &family.files);
         let link = |(&number, (_, file)): (&u64, &(u32, FileMeta))| (number, file.oldest_blob_file);
         files.map(link).filter(|&(_, blob)| blob != 0).collect()
+    }
+
+    /// The id of the next column family; `None` if there is no further one.
+    pub fn next_column_family(&self) -> Option<u32> {
+        self.max_column_family.checked_add(1)
     }
 
     /// Decodes and applies the next record of the log.

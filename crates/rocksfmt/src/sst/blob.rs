@@ -14,9 +14,10 @@
 use std::ops::Range;
 
 use crate::block::decompress::Compression;
-use crate::coding::Decoder;
+use crate::coding::{Decoder, put_varint};
 use crate::crc::{crc32c, crc32c_append, mask_crc};
 use crate::error::{Error, Result};
+use crate::manifest::file_meta::BlobFileMeta;
 
 /// Bytes of a blob file's header.
 pub const BLOB_HEADER_BYTES: usize = 30;
@@ -26,6 +27,7 @@ pub const BLOB_FOOTER_BYTES: usize = 32;
 pub const BLOB_RECORD_HEADER_BYTES: usize = 32;
 
 const MAGIC: u32 = 0x0024_8F37;
+const VERSION: u32 = 1;
 
 /// The header of a blob file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,7 +48,7 @@ impl BlobHeader {
         let mut d = Decoder::new(data);
         check_magic(d.fixed32("magic")?)?;
         let version = d.fixed32("version")?;
-        if version != 1 {
+        if version != VERSION {
             return Err(Error::unsupported(format!("blob file version {version}")));
         }
         let column_family_id = d.fixed32("column family")?;
@@ -57,6 +59,16 @@ impl BlobHeader {
             return Err(Error::unsupported("values that expire (stacked BlobDB)"));
         }
         Ok(BlobHeader { column_family_id, compression })
+    }
+
+    /// Its bytes.
+    pub fn encode(&self) -> [u8; BLOB_HEADER_BYTES] {
+        let mut bytes = [0; BLOB_HEADER_BYTES];
+        bytes[..4].copy_from_slice(&MAGIC.to_le_bytes());
+        bytes[4..8].copy_from_slice(&VERSION.to_le_bytes());
+        bytes[8..12].copy_from_slice(&self.column_family_id.to_le_bytes());
+        bytes[13] = self.compression.to_byte();
+        bytes
     }
 }
 
@@ -84,6 +96,16 @@ impl BlobFooter {
             return Err(Error::unsupported("values that expire (stacked BlobDB)"));
         }
         Ok(BlobFooter { count })
+    }
+
+    /// Its bytes.
+    pub fn encode(&self) -> [u8; BLOB_FOOTER_BYTES] {
+        let mut bytes = [0; BLOB_FOOTER_BYTES];
+        bytes[..4].copy_from_slice(&MAGIC.to_le_bytes());
+        bytes[4..12].copy_from_slice(&self.count.to_le_bytes());
+        let crc = mask_crc(crc32c(&bytes[..BLOB_FOOTER_BYTES - 4]));
+        bytes[BLOB_FOOTER_BYTES - 4..].copy_from_slice(&crc.to_le_bytes());
+        bytes
     }
 }
 
@@ -124,6 +146,15 @@ impl BlobIndex {
             return Err(Error::unsupported("value embedded in its own SST"));
         }
         Ok(BlobIndex { file_number, offset, size, compression })
+    }
+
+    /// Appends its bytes: the value of an entry of type BlobIndex.
+    pub fn encode(&self, out: &mut Vec<u8>) {
+        out.push(1);
+        for number in [self.file_number, self.offset, self.size] {
+            put_varint(out, number);
+        }
+        out.push(self.compression.to_byte());
     }
 
     /// The range of the blob file to read: record header, key and value. `file_size` is the size of
@@ -171,6 +202,25 @@ impl BlobIndex {
     }
 }
 
+/// Least bytes of a record in a file whose records are not known in advance.
+const RECORD_BYTES_MIN: u64 = BLOB_RECORD_HEADER_BYTES as u64 + 1;
+
+impl BlobFileMeta {
+    /// A file of `file_bytes` with room for records that will be written: its count and its bytes
+    /// are upper bounds; see `docs/formats/blob.md`.
+    pub fn reserved(number: u64, file_bytes: u64) -> BlobFileMeta {
+        let total_bytes = file_bytes.saturating_sub((BLOB_HEADER_BYTES + BLOB_FOOTER_BYTES) as u64);
+        let total_count = total_bytes / RECORD_BYTES_MIN;
+        BlobFileMeta { number, total_count, total_bytes, garbage_count: 0, garbage_bytes: 0 }
+    }
+
+    /// Whether count and bytes are those of [`BlobFileMeta::reserved`]. Counts of records whose
+    /// values have more than a byte never are.
+    pub fn is_reserved(&self) -> bool {
+        self.total_count > 0 && self.total_count == self.total_bytes / RECORD_BYTES_MIN
+    }
+}
+
 /// The header of one record of a blob file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BlobRecord {
@@ -197,6 +247,20 @@ impl BlobRecord {
         Ok(BlobRecord { key_len, value_len, blob_crc })
     }
 
+    /// Appends a record for a value as it is stored.
+    pub fn encode(key: &[u8], stored: &[u8], out: &mut Vec<u8>) {
+        let start = out.len();
+        for number in [key.len() as u64, stored.len() as u64, 0] {
+            out.extend_from_slice(&number.to_le_bytes());
+        }
+        let header_crc = mask_crc(crc32c(&out[start..]));
+        let blob_crc = mask_crc(crc32c_append(crc32c(key), stored));
+        out.extend_from_slice(&header_crc.to_le_bytes());
+        out.extend_from_slice(&blob_crc.to_le_bytes());
+        out.extend_from_slice(key);
+        out.extend_from_slice(stored);
+    }
+
     /// Bytes of the whole record: header, key and value.
     pub fn record_len(&self) -> u64 {
         (BLOB_RECORD_HEADER_BYTES as u64)
@@ -210,8 +274,13 @@ impl BlobRecord {
         d.bytes(BLOB_RECORD_HEADER_BYTES, "header")?;
         let key = d.bytes(usize::try_from(self.key_len).unwrap_or(usize::MAX), "key")?;
         let value = d.bytes(usize::try_from(self.value_len).unwrap_or(usize::MAX), "value")?;
-        check_crc("value", mask_crc(crc32c_append(crc32c(key), value)), self.blob_crc)?;
+        self.verify_crc(crc32c_append(crc32c(key), value))?;
         Ok((key, value))
+    }
+
+    /// Checks key and value by the CRC32C of both together.
+    pub fn verify_crc(&self, crc: u32) -> Result<()> {
+        check_crc("value", mask_crc(crc), self.blob_crc)
     }
 }
 
@@ -293,6 +362,22 @@ mod tests {
         }
         footer[5] ^= 1;
         assert!(BlobFooter::parse(&footer).is_err());
+    }
+
+    #[test]
+    fn what_is_written_has_the_bytes_of_the_format() {
+        let written = BlobHeader { column_family_id: 3, compression: Compression::Zstd }.encode();
+        assert_eq!(written[..], header());
+        let mut bytes = written.to_vec();
+        BlobRecord::encode(b"key", b"some value", &mut bytes);
+        assert_eq!(bytes[BLOB_HEADER_BYTES..], record(b"key", b"some value"));
+        assert_eq!(BlobFooter::parse(&BlobFooter { count: 7 }.encode()).unwrap().count, 7);
+        let mut value = Vec::new();
+        let (file_number, offset, size) = (9, 65, 1 << 40);
+        let written = BlobIndex { file_number, offset, size, compression: Compression::Zstd };
+        written.encode(&mut value);
+        assert_eq!(value, index(9, 65, 1 << 40));
+        assert_eq!(BlobIndex::parse(&value).unwrap(), written);
     }
 
     #[test]

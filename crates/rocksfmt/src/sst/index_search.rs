@@ -82,6 +82,45 @@ impl IndexSearch {
         }
     }
 
+    /// The first of the memory that [`IndexSearch::lookup`] of this target reads and that is rarely
+    /// in the processor's caches: a line of numbers.
+    #[inline]
+    pub fn line(&self, layout: &IndexLayout, target: &[u8]) -> Option<&u64> {
+        let wanted = self.wanted(user_key(layout, layout.target(target)))?;
+        self.heads.leaf(wanted)?.0.first()
+    }
+
+    /// The next of that memory: the offset of an entry.
+    #[inline]
+    pub fn restart<'d>(
+        &self,
+        data: &'d [u8],
+        layout: &IndexLayout,
+        target: &[u8],
+    ) -> Option<&'d u8> {
+        let wanted = self.wanted(user_key(layout, layout.target(target)))?;
+        data.get(layout.layout().restart_place(self.entry_before(wanted)))
+    }
+
+    /// The last of it: the entry.
+    #[inline]
+    pub fn entry<'d>(&self, data: &'d [u8], layout: &IndexLayout, target: &[u8]) -> Option<&'d u8> {
+        let wanted = self.wanted(user_key(layout, layout.target(target)))?;
+        data.get(layout.layout().restart(data, self.entry_before(wanted))?)
+    }
+
+    /// The last restart point before the numbers that are not below `wanted`.
+    #[inline(always)]
+    fn entry_before(&self, wanted: u64) -> u32 {
+        self.heads.below(wanted).saturating_sub(1) as u32
+    }
+
+    /// The number of a user key that has the prefix of all.
+    #[inline(always)]
+    fn wanted(&self, user: &[u8]) -> Option<u64> {
+        user.strip_prefix(&*self.prefix).map(head)
+    }
+
     #[inline(always)]
     fn find(
         &self,
@@ -91,10 +130,9 @@ impl IndexSearch {
         scratch: &mut Vec<u8>,
     ) -> Option<Hit<<IndexLayout as Entries>::Value>> {
         let entries = layout.layout().entries(data)?;
-        let user = &target[..target.len().saturating_sub(layout.trailer_bytes())];
-        let (low, high) = match user.strip_prefix(&*self.prefix) {
-            Some(rest) => {
-                let wanted = head(rest);
+        let user = user_key(layout, target);
+        let (low, high) = match self.wanted(user) {
+            Some(wanted) => {
                 let low = self.heads.below(wanted);
                 (low, low + self.heads.equal(low, wanted))
             }
@@ -185,6 +223,17 @@ impl Heads {
         at.min(self.len)
     }
 
+    /// The line of numbers at which [`Heads::below`] ends.
+    #[inline(always)]
+    fn leaf(&self, wanted: u64) -> Option<&Line> {
+        let mut at = 0;
+        for &start in &self.starts[..self.levels - 1] {
+            let line = self.lines.get(start as usize + at)?;
+            at = at * 8 + line.0.iter().map(|&head| usize::from(head < wanted)).sum::<usize>();
+        }
+        self.lines.get(self.starts[self.levels - 1] as usize + at)
+    }
+
     #[inline(always)]
     fn get(&self, at: usize) -> Option<u64> {
         if at >= self.len {
@@ -209,6 +258,12 @@ impl Heads {
     fn memory(&self) -> usize {
         std::mem::size_of_val(&*self.lines)
     }
+}
+
+/// A key of this index without its trailer.
+#[inline(always)]
+fn user_key<'k>(layout: &IndexLayout, key: &'k [u8]) -> &'k [u8] {
+    &key[..key.len().saturating_sub(layout.trailer_bytes())]
 }
 
 /// The first eight bytes as a number that sorts like them; missing bytes are zero.

@@ -12,4 +12,5 @@ pub(crate) mod metaindex;
 pub(crate) mod properties;
 pub(crate) mod range_del_aggregator;
 pub(crate) mod rangedel;
+pub(crate) mod step_sort;
 pub(crate) mod xxph3;

@@ -23,6 +23,7 @@ const PREFIX_FILTERING: &[u8] = b"rocksdb.block.based.table.prefix.filtering";
 const EXTERNAL_VERSION: &[u8] = b"rocksdb.external_sst_file.version";
 const EXTERNAL_SEQNO: &[u8] = b"rocksdb.external_sst_file.global_seqno";
 const EMBEDDED_BLOBS: &[u8] = b"rocksdb.embedded.blob.stats";
+const SESSION: &[u8] = b"rocksdb.creating.session.identity";
 const TIMESTAMPS_PERSISTED: &[u8] = b"rocksdb.user.defined.timestamps.persisted";
 
 /// The properties of one SST.
@@ -64,6 +65,10 @@ pub struct Properties {
     pub column_family_id: u64,
     /// Largest sequence number in the file; 0 if unknown.
     pub largest_sequence: u64,
+    /// When the oldest of its entries were written, about, in Unix seconds; 0 if unknown.
+    pub creation_time: u64,
+    /// When the file was written, in Unix seconds; 0 if unknown.
+    pub file_creation_time: u64,
     /// Name of the comparator, or empty.
     pub comparator: Vec<u8>,
     /// Name of the merge operator, or empty, or `nullptr`.
@@ -80,6 +85,7 @@ pub struct Properties {
     pub external_version: Option<u32>,
     /// The global sequence number stored in an ingested file; 0 means "see the MANIFEST".
     pub external_sequence: Option<u64>,
+    session: Option<Box<str>>,
     raw: BTreeMap<Vec<u8>, Vec<u8>>,
 }
 
@@ -144,6 +150,8 @@ impl Properties {
             tail_start_offset: number("rocksdb.tail.start.offset"),
             column_family_id: number("rocksdb.column.family.id"),
             largest_sequence: number("rocksdb.key.largest.seqno"),
+            creation_time: number("rocksdb.creation.time"),
+            file_creation_time: number("rocksdb.file.creation.time"),
             comparator: bytes("rocksdb.comparator"),
             merge_operator: bytes("rocksdb.merge.operator"),
             compression: bytes("rocksdb.compression"),
@@ -153,6 +161,7 @@ impl Properties {
             embedded_blobs: raw.contains_key(EMBEDDED_BLOBS),
             external_version: raw.get(EXTERNAL_VERSION).and_then(|v| fixed32_at(v, 0)),
             external_sequence: raw.get(EXTERNAL_SEQNO).and_then(|v| fixed64_at(v, 0)),
+            session: raw.get(SESSION).and_then(|name| session(name)),
             raw,
         })
     }
@@ -165,9 +174,13 @@ impl Properties {
     /// The identity of the process that wrote the file: with the file's number it names the file
     /// among all files of all databases. `None` in files of writers that state none.
     pub fn session(&self) -> Option<&str> {
-        let session = std::str::from_utf8(self.get(b"rocksdb.creating.session.identity")?).ok()?;
-        let is_name = session.bytes().all(|byte| byte.is_ascii_alphanumeric());
-        (is_name && (1..=64).contains(&session.len())).then_some(session)
+        self.session.as_deref()
+    }
+
+    /// Drops the properties by name, which are most of its memory: [`Properties::raw`] and
+    /// [`Properties::get`] have none afterwards.
+    pub fn forget_names(&mut self) {
+        self.raw.clear();
     }
 
     /// One property by name.
@@ -212,6 +225,12 @@ impl Properties {
         .ok()?;
         found
     }
+}
+
+/// The name of a process, if it is one.
+fn session(name: &[u8]) -> Option<Box<str>> {
+    let is_name = name.iter().all(u8::is_ascii_alphanumeric) && (1..=64).contains(&name.len());
+    std::str::from_utf8(name).ok().filter(|_| is_name).map(Box::from)
 }
 
 /// Calls `f` with every key and the range of its value.

@@ -3,9 +3,9 @@
 //!
 //! 1. [`RangeDelAggregator::add`] takes every tombstone of the inputs, in any order. Those of a
 //!    file count only within the bounds of the file's atomic unit: [`clip`] them first.
-//! 2. [`RangeDelAggregator::finish`] cuts them into fragments: ranges that do not overlap, each
-//!    with the sequences of its tombstones. Of the tombstones that the same readers see, each
-//!    fragment keeps only the newest.
+//! 2. [`RangeDelAggregator::cut`] cuts them, step by step, into fragments: ranges that do not
+//!    overlap, each with the sequences of its tombstones. Of the tombstones that the same readers
+//!    see, each fragment keeps only the newest.
 //! 3. [`Fragments::max_sequence`] says what is deleted, as keys ascend. An entry may be dropped
 //!    only if a tombstone of the same stripe covers it: every reader that sees one sees the other.
 //! 4. [`Fragments::between`] gives the fragments of one output file, cut to the user keys at which
@@ -24,6 +24,7 @@ use std::collections::BTreeSet;
 
 use crate::error::{Error, Result};
 use crate::key::{Comparator, InternalKey, SENTINEL_PACKED};
+use crate::sst::step_sort::StepSort;
 
 /// The range of a key in the arena.
 type Span = (u32, u32);
@@ -80,48 +81,123 @@ impl RangeDelAggregator {
         }
     }
 
-    /// Cuts the tombstones into fragments.
-    pub fn finish(self) -> Fragments {
-        let RangeDelAggregator { comparator, snapshots, arena, mut items } = self;
-        let order = |a: Span, b: Span| -> Ordering {
-            comparator.cmp_user(slice(&arena, a), slice(&arena, b))
-        };
-        items.sort_by(|a, b| order(a.start, b.start));
-        let mut by_end: Vec<u32> = (0..items.len() as u32).collect();
-        by_end.sort_by(|&a, &b| order(items[a as usize].end, items[b as usize].end));
-        let mut fragments: Vec<Fragment> = Vec::with_capacity(items.len());
-        let mut sequences: Vec<u64> = Vec::with_capacity(items.len());
-        // The tombstones over the present range, by sequence.
-        let mut over: BTreeSet<(u64, u32)> = BTreeSet::new();
-        let (mut begun, mut ended) = (0, 0);
-        while ended < items.len() {
-            let end = items[by_end[ended] as usize].end;
-            let at = match items.get(begun) {
-                Some(item) if order(item.start, end).is_lt() => item.start,
-                _ => end,
-            };
-            while items.get(begun).is_some_and(|item| order(item.start, at).is_le()) {
-                over.insert((items[begun].sequence, begun as u32));
-                begun += 1;
-            }
-            while let Some(&index) = by_end.get(ended)
-                && order(items[index as usize].end, at).is_le()
-            {
-                over.remove(&(items[index as usize].sequence, index));
-                ended += 1;
-            }
-            let first = sequences.len();
-            newest_by_stripe(&over, &snapshots, &mut sequences);
-            // A fragment ends where the next one begins, or where the gap after it does.
-            let same = match fragments.last() {
-                Some(last) => sequences[last.first as usize..first] == sequences[first..],
-                None => sequences.is_empty(),
-            };
-            match same {
-                true => sequences.truncate(first),
-                false => fragments.push(Fragment { start: at, first: first as u32 }),
-            }
+    /// Begins to cut the tombstones into fragments.
+    pub fn cut(self) -> Cutting {
+        let len = self.items.len() as u32;
+        Cutting {
+            by_start: StepSort::new(len),
+            by_end: StepSort::new(len),
+            sorted: None,
+            over: BTreeSet::new(),
+            fragments: Vec::new(),
+            sequences: Vec::new(),
+            all: self,
         }
+    }
+
+    /// Cuts the tombstones into fragments, at once.
+    pub fn finish(self) -> Fragments {
+        let mut cutting = self.cut();
+        while cutting.step() {}
+        cutting.finish()
+    }
+
+    fn order(&self, a: Span, b: Span) -> Ordering {
+        self.comparator.cmp_user(slice(&self.arena, a), slice(&self.arena, b))
+    }
+}
+
+/// Fragments in one step of [`Cutting`].
+const FRAGMENTS_AT_ONCE: usize = 512;
+
+/// Cuts tombstones into fragments, in steps of less than a millisecond.
+#[derive(Clone, Debug)]
+pub struct Cutting {
+    all: RangeDelAggregator,
+    by_start: StepSort,
+    by_end: StepSort,
+    /// The order of the tombstones, once it is known.
+    sorted: Option<Sorted>,
+    /// The tombstones over the present range, by sequence.
+    over: BTreeSet<(u64, u32)>,
+    fragments: Vec<Fragment>,
+    sequences: Vec<u64>,
+}
+
+/// Tombstones by start and by end, and how many of each have begun and ended.
+#[derive(Clone, Debug)]
+struct Sorted {
+    by_start: Vec<u32>,
+    by_end: Vec<u32>,
+    begun: usize,
+    ended: usize,
+}
+
+impl Cutting {
+    /// Does the next step; false if none was left.
+    pub fn step(&mut self) -> bool {
+        let Cutting { all, by_start, by_end, .. } = self;
+        let item = |at: u32| all.items[at as usize];
+        let Some(mut sorted) = self.sorted.take() else {
+            let more = by_start.step(|a, b| all.order(item(a).start, item(b).start))
+                || by_end.step(|a, b| all.order(item(a).end, item(b).end));
+            if !more {
+                let take =
+                    |sort: &mut StepSort| std::mem::replace(sort, StepSort::new(0)).into_indexes();
+                let (by_start, by_end) = (take(by_start), take(by_end));
+                self.sorted = Some(Sorted { by_start, by_end, begun: 0, ended: 0 });
+            }
+            return true;
+        };
+        let mut left = FRAGMENTS_AT_ONCE;
+        while left > 0 && sorted.ended < sorted.by_end.len() {
+            self.fragment(&mut sorted);
+            left -= 1;
+        }
+        let more = sorted.ended < sorted.by_end.len();
+        self.sorted = Some(sorted);
+        more
+    }
+
+    /// Cuts the next fragment.
+    fn fragment(&mut self, sorted: &mut Sorted) {
+        let Cutting { all, over, fragments, sequences, .. } = self;
+        let item = |at: u32| all.items[at as usize];
+        let Sorted { by_start, by_end, begun, ended } = sorted;
+        let end = item(by_end[*ended]).end;
+        let at = match by_start.get(*begun) {
+            Some(&next) if all.order(item(next).start, end).is_lt() => item(next).start,
+            _ => end,
+        };
+        while let Some(&next) = by_start.get(*begun)
+            && all.order(item(next).start, at).is_le()
+        {
+            over.insert((item(next).sequence, next));
+            *begun += 1;
+        }
+        while let Some(&next) = by_end.get(*ended)
+            && all.order(item(next).end, at).is_le()
+        {
+            over.remove(&(item(next).sequence, next));
+            *ended += 1;
+        }
+        let first = sequences.len();
+        newest_by_stripe(over, &all.snapshots, sequences);
+        // A fragment ends where the next one begins, or where the gap after it does.
+        let same = match fragments.last() {
+            Some(last) => sequences[last.first as usize..first] == sequences[first..],
+            None => sequences.is_empty(),
+        };
+        match same {
+            true => sequences.truncate(first),
+            false => fragments.push(Fragment { start: at, first: first as u32 }),
+        }
+    }
+
+    /// The fragments, after the last step.
+    pub fn finish(self) -> Fragments {
+        let RangeDelAggregator { comparator, arena, .. } = self.all;
+        let Cutting { fragments, sequences, .. } = self;
         Fragments { comparator, arena, fragments, sequences, at: 0 }
     }
 }

@@ -5,7 +5,7 @@ use std::any::Any;
 use std::collections::VecDeque;
 use std::rc::Rc;
 
-use reactor::{Core, FileDone, FileIo, FileQueue, SEGMENTS_MAX};
+use reactor::{Core, FileDone, FileIo, FileQueue, MappedFile, SEGMENTS_MAX};
 
 use super::FileDevice;
 use super::job::Job;
@@ -21,6 +21,8 @@ pub(crate) struct FileChannel {
     pub(super) queue: FileQueue,
     /// For reads and writes with `engine=aio`.
     aio: Option<Aio>,
+    /// For reads with `engine=mmap`.
+    mapped: Option<MappedFile>,
     fua: bool,
     pub(super) punch_hole: bool,
     pub(super) zero_range: bool,
@@ -67,6 +69,10 @@ impl FileChannel {
             core: core.clone(),
             queue: file.queue(QUEUE_DEPTH, on_threads),
             aio,
+            mapped: device
+                .mapping
+                .as_ref()
+                .map(|mapping| MappedFile::new(file.clone(), Some(mapping.clone()))),
             fua: device.fua,
             punch_hole: device.image.info.punch_hole,
             zero_range: device.image.info.zero_range,
@@ -115,10 +121,10 @@ impl FileChannel {
             Kind::Flush => FileIo::SyncData,
             _ => return self.start(io, fua, done),
         };
-        if let Some(mapping) = &device.mapping
+        if let Some(mapped) = &self.mapped
             && io.kind == Kind::Read
             // SAFETY: the segments are valid by this function's contract, and as long as the range.
-            && unsafe { mapping.read(offset, io.len, io.segments) }
+            && unsafe { mapped.read_segments_now(offset, io.len, io.segments) }
         {
             done.push(Done { tag: io.tag, status: Status::Ok });
             return;

@@ -24,10 +24,10 @@ mod channel;
 mod job;
 
 use std::os::fd::{BorrowedFd, OwnedFd};
+use std::sync::Arc;
 
-use reactor::{Core, Image, ImageOpening, Mode};
+use reactor::{Core, Image, ImageOpening, MappedFile, Mapping, Mode};
 
-use crate::devices::mapped::Mapping;
 use crate::error::{Error, ErrorKind};
 use crate::geometry::{Geometry, SEGMENTS};
 use crate::uri::{Base, Engine};
@@ -44,7 +44,8 @@ pub(crate) struct FileDevice {
     /// `Uring` in a simulated world, whatever was requested.
     engine: Engine,
     fua: bool,
-    mapping: Option<Mapping>,
+    /// With `engine=mmap`: only for reading, see `docs/DISKS.md`.
+    mapping: Option<Arc<Mapping>>,
 }
 
 /// Opens the image of a file, or takes an open one. For an open one the caller may know whether it
@@ -115,7 +116,7 @@ impl FileDevice {
         };
         let engine = if core.is_simulated() { Engine::Uring } else { *engine };
         let mapping = match engine {
-            Engine::Mmap => image.file.host_fd().and_then(|fd| Mapping::new(fd, size_bytes)),
+            Engine::Mmap => Mapping::new(&image.file, size_bytes, false, core.cores()),
             _ => None,
         };
         Ok((FileDevice { image, engine, fua: *fua, mapping }, geometry))
@@ -147,7 +148,8 @@ impl FileDevice {
             }
             return Ok(());
         }
-        file.set_len(size).await.map_err(|error| Error::io(text(), error))?;
+        let mapped = MappedFile::new(file.clone(), self.mapping.clone());
+        mapped.set_len(size).await.map_err(|error| Error::io(text(), error))?;
         file.sync_data().await.map_err(|error| Error::io(text(), error))
     }
 }

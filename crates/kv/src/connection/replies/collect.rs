@@ -14,7 +14,6 @@ use crate::connection::replies::pending::{
 use crate::connection::replies::{Closing, Replies};
 use crate::read::small;
 use crate::read::stream::{LookupStream, Rest, Stream};
-use crate::settings::FAMILY;
 use crate::shard::change::Answer as WriteAnswer;
 use crate::shard::parcel::AnswerRun;
 
@@ -97,9 +96,9 @@ impl Replies {
             self.pending[0] = PendingReply::Deferred { key, bytes, query };
             return Progress::WaitsForClient;
         }
-        let reader = self.state.reader.clone();
+        let (reader, family) = (self.state.reader.clone(), self.state.family);
         let task = self.state.core.spawn(Class::Foreground, async move {
-            let answer = reader.get(FAMILY, &key, None).await;
+            let answer = reader.get(family, &key, None).await;
             Found::Answer(key, answer, 0)
         });
         let admitted = Some(self.share_of(bytes));
@@ -120,10 +119,12 @@ impl Replies {
                 return Progress::Moved;
             }
         };
-        let admitted = admitted.take().is_some();
+        // The value may be longer than it was when its read was admitted, or its length unknown
+        // then.
+        let admitted_bytes = admitted.take().map_or(0, |room| room.part());
         self.window.leave(held);
         let bytes = answer_bytes(&answer, query.ask);
-        if !admitted && !self.admit(bytes) {
+        if bytes > admitted_bytes && !self.admit(bytes) {
             self.pending[0] = PendingReply::Deferred { key, bytes, query };
             return Progress::Replaced;
         }

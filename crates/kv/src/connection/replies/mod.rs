@@ -33,7 +33,7 @@ use crate::connection::replies::pending::{
 use crate::core::state::CoreState;
 use crate::read::small;
 use crate::read::stream::{KEYS_PER_LOOKUP, LookupStream, Stream};
-use crate::settings::{FAMILY, Settings};
+use crate::settings::Settings;
 
 pub(crate) use crate::connection::replies::pending::{Length, SmallReply, Written};
 
@@ -112,7 +112,7 @@ impl Replies {
             writes_values: 0,
             writes_long: 0,
             value_bytes: 0,
-            window: Window::default(),
+            window: Window::new(state),
             streaming: false,
             closing: Closing::No,
             command: None,
@@ -296,7 +296,7 @@ impl Replies {
     /// Answers a read of one key: immediately from memory, without an allocation, or by a task.
     pub fn get(&mut self, key: &[u8], ask: Ask, protocol: Protocol) {
         let query = Query { ask, protocol, command: self.command };
-        match self.state.reader.get_cached(FAMILY, key) {
+        match self.state.reader.get_cached(self.state.family, key) {
             Some(answer) if !self.admit(answer_bytes(&answer, ask)) => {
                 let (key, bytes) = (key.to_vec(), answer_bytes(&answer, ask));
                 self.reads += 1;
@@ -316,11 +316,10 @@ impl Replies {
             None => {
                 self.state.count(|stats| stats.reads_waited += 1);
                 let (state, key) = (self.state.clone(), key.to_vec());
-                let window = self.window.clone();
+                let (window, is_next) = (self.window.clone(), self.pending.is_empty());
                 let task = self.state.core.spawn(Class::Foreground, async move {
                     let answer = small::look_up(&state, &key, ask).await;
-                    let bytes_max = state.node.settings().unsent_bytes_max;
-                    match window.admit(std::slice::from_ref(&answer), bytes_max) {
+                    match window.admit(&state, std::slice::from_ref(&answer), is_next) {
                         Some(held) => Found::Answer(key, answer, held),
                         None => Found::Again(key, answer_bytes(&answer, ask)),
                     }
@@ -340,12 +339,13 @@ impl Replies {
             return self.stream(Stream::Lookup(stream));
         }
         let (state, window, count) = (self.state.clone(), self.window.clone(), keys.len());
+        let is_next = self.pending.is_empty();
         let task = self.state.core.spawn(Class::Foreground, async move {
             let answers = {
                 let keys: Vec<&[u8]> = keys.iter().map(Vec::as_slice).collect();
-                state.reader.multi_get(FAMILY, &keys, None).await
+                state.reader.multi_get(state.family, &keys, None).await
             };
-            match window.admit(&answers, bytes_max) {
+            match window.admit(&state, &answers, is_next) {
                 Some(held) => FoundMany::Answers(keys, answers, held),
                 None => FoundMany::Again(keys),
             }

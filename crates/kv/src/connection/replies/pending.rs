@@ -1,7 +1,7 @@
 //! Replies that are not ready yet: reads, tasks and writes in progress, in the order of their
 //! commands.
 
-use std::cell::Cell;
+use std::cell::RefCell;
 use std::rc::Rc;
 
 use lsm::Value;
@@ -123,29 +123,43 @@ pub(super) enum FoundMany {
 /// The bytes of values that one connection's reads have found and that wait for their turn. The
 /// length of a value is not known before it is read, so a value that does not fit is dropped and
 /// read again later.
-#[derive(Clone, Default)]
-pub(super) struct Window(Rc<Cell<usize>>);
+///
+/// The windows of a core's connections share a limit, too: these values hold buffers that the reads
+/// whose turn has come may need.
+#[derive(Clone)]
+pub(super) struct Window(Rc<RefCell<Share>>);
 
 impl Window {
+    pub fn new(state: &CoreState) -> Self {
+        Self(Rc::new(RefCell::new(state.found_bytes.share())))
+    }
+
     /// Takes the bytes of these answers; `None` if they do not fit, or if memory was short for one
-    /// of them.
-    pub fn admit(&self, answers: &[Answer], bytes_max: usize) -> Option<usize> {
+    /// of them. A single value whose turn `is_next` is taken however long it is, and so is one that
+    /// is the only one of the core.
+    pub fn admit(&self, state: &CoreState, answers: &[Answer], is_next: bool) -> Option<usize> {
         let short = answers
             .iter()
             .any(|answer| matches!(answer, Err(error) if error.kind() == lsm::Kind::Memory));
         let size = answers.iter().flatten().flatten().map(|value| value.len()).sum();
-        let held = self.0.get();
-        let alone = held == 0 && answers.len() == 1;
-        if short || (!alone && held + size > bytes_max) {
+        let settings = state.node.settings();
+        let mut own = self.0.borrow_mut();
+        let (held, all) = (own.part(), state.found_bytes.get());
+        let alone = answers.len() == 1 && held == 0 && (is_next || all == 0);
+        let fits = held + size <= settings.unsent_bytes_max
+            && all + size <= settings.unsent_total_bytes_max;
+        if short || !(alone || fits) {
             return None;
         }
-        self.0.set(held + size);
+        own.set(held + size);
         Some(size)
     }
 
     /// Releases the bytes of an answer.
     pub fn leave(&self, size: usize) {
-        self.0.set(self.0.get() - size);
+        let mut own = self.0.borrow_mut();
+        let held = own.part();
+        own.set(held - size);
     }
 }
 

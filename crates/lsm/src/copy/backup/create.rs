@@ -180,7 +180,7 @@ impl Making<'_> {
         let of_writer = match session {
             Some(session) => format!("s{session}"),
             None => {
-                let sum = transfer.sum(&self.from, &file.name).await?;
+                let sum = transfer.sum_part(&self.from, &file.name, file.prefix()).await?;
                 original.insert(sum).crc32c.to_string()
             }
         };
@@ -194,7 +194,7 @@ impl Making<'_> {
             }
             let source = match original {
                 Some(sum) => sum,
-                None => transfer.sum(&self.from, &file.name).await?,
+                None => transfer.sum_part(&self.from, &file.name, file.prefix()).await?,
             };
             if transfer.sum(&to, &name).await? == source {
                 self.take(path, source, transfer);
@@ -202,7 +202,8 @@ impl Making<'_> {
             }
         }
         let draft = format!(".{name}.tmp");
-        let sum = transfer.copy((&self.from, &file.name), None, (&to, &draft)).await?;
+        let sum =
+            transfer.copy_part((&self.from, &file.name), file.prefix(), (&to, &draft)).await?;
         if sum.bytes != bytes || original.is_some_and(|original| original != sum) {
             let place = self.from.path().join(&file.name);
             let what = format!("{}: changed while it was copied", place.display());

@@ -7,11 +7,11 @@ use rocksfmt::{
 
 use crate::error::{Error, Kind, Result};
 use crate::inspect::check::Check;
-use crate::inspect::check::sequential::Sequential;
+use crate::open::sequential::Sequential;
 
 impl Check<'_> {
     /// Reads every record of a blob file of a column family.
-    pub(super) async fn blobs(&mut self, name: &str, family: u32) -> Result<()> {
+    pub(super) async fn blobs(&mut self, name: &str, family: u32, number: u64) -> Result<()> {
         let shared = self.dir.open(name).await.map_err(|e| Error::io(name, &e))?;
         let mut file = Sequential::new(self.core.attach(&shared));
         let size = shared.size();
@@ -20,7 +20,11 @@ impl Check<'_> {
         let Some(end) = size.checked_sub((BLOB_HEADER_BYTES + BLOB_FOOTER_BYTES) as u64) else {
             return Err(Error::new(Kind::Corruption, format!("{name}: only {size} bytes long")));
         };
-        let end = end + BLOB_HEADER_BYTES as u64;
+        let footer_at = end + BLOB_HEADER_BYTES as u64;
+        // A file that a crash left open has values up to there.
+        let open = self.blob_tails.get(&number).filter(|tail| !tail.is_sealed);
+        let open_until = open.map(|tail| tail.end().unwrap_or(footer_at));
+        let end = open_until.unwrap_or(footer_at);
         let header = file.bytes(0, BLOB_HEADER_BYTES).await.map_err(|e| Error::io(at(0), &e))?;
         let header = BlobHeader::parse(&header).map_err(|e| bad(0, e))?;
         if header.column_family_id != family {
@@ -64,9 +68,10 @@ impl Check<'_> {
             }
         }
         self.report.entries += records;
-        let tail = file.bytes(end, BLOB_FOOTER_BYTES).await.map_err(|e| Error::io(at(end), &e))?;
-        let footer = BlobFooter::parse(&tail).map_err(|e| bad(end, e))?;
-        if footer.count != records {
+        let footer = file.bytes(footer_at, BLOB_FOOTER_BYTES).await;
+        let footer = footer.map_err(|e| Error::io(at(footer_at), &e))?;
+        let footer = BlobFooter::parse(&footer).map_err(|e| bad(footer_at, e))?;
+        if footer.count != records && open_until.is_none() {
             return Err(Error::new(
                 Kind::Corruption,
                 format!(

@@ -10,8 +10,7 @@
 //! Damage does not end the check: it is noted with file and offset, and the check continues.
 
 mod blobs;
-mod sequential;
-mod table;
+pub(crate) mod table;
 
 use std::path::Path;
 
@@ -20,6 +19,7 @@ use reactor::Core;
 use rocksfmt::{ColumnFamily, Comparator, FileMeta, FileName, ManifestState, SEQUENCE_MAX};
 
 use crate::error::{Error, Kind, Result};
+use crate::open::blob_tails::{self, BlobTails};
 use crate::open::directory::lock_shared;
 use crate::open::recover;
 use crate::open::recovery_plan::{Listed, RecoveryPlan};
@@ -70,14 +70,7 @@ pub async fn check(
     mut progress: impl FnMut(u64, u64),
 ) -> Result<CheckReport> {
     let dir = Dir::new(core, path);
-    let mut check = Check {
-        core,
-        dir: &dir,
-        report: CheckReport::default(),
-        progress: &mut progress,
-        done: 0,
-        total: 0,
-    };
+    let mut check = Check::new(core, &dir, 0, &mut progress);
     check.run(options).await?;
     Ok(check.report)
 }
@@ -99,14 +92,8 @@ pub async fn check_file(
     let properties = Table::properties(core, &dir, &name).await?;
     let comparator = Comparator::from_name(&properties.comparator);
     let comparator = comparator.map_err(|e| Error::format(path.display(), &e))?;
-    let mut check = Check {
-        core,
-        dir: &dir,
-        report: CheckReport { files: 1, ..CheckReport::default() },
-        progress: &mut progress,
-        done: 0,
-        total: size_bytes,
-    };
+    let mut check = Check::new(core, &dir, size_bytes, &mut progress);
+    check.report.files = 1;
     // Without bounds, none are checked. In a file to be ingested all sequence numbers are 0.
     let largest_sequence = if properties.external_version.is_some() { 0 } else { SEQUENCE_MAX };
     let meta = FileMeta { largest_sequence, ..FileMeta::of_size(size_bytes) };
@@ -116,14 +103,29 @@ pub async fn check_file(
 }
 
 /// A check at work.
-struct Check<'a> {
+pub(super) struct Check<'a> {
     core: &'a Core,
     dir: &'a Dir,
-    report: CheckReport,
+    pub report: CheckReport,
     progress: &'a mut dyn FnMut(u64, u64),
+    /// The blob files that we wrote.
+    blob_tails: BlobTails,
     /// Bytes done, and the total.
     done: u64,
     total: u64,
+}
+
+impl<'a> Check<'a> {
+    /// A check of files of a directory that have `total` bytes.
+    pub fn new(
+        core: &'a Core,
+        dir: &'a Dir,
+        total: u64,
+        progress: &'a mut dyn FnMut(u64, u64),
+    ) -> Check<'a> {
+        let (report, blob_tails) = (CheckReport::default(), BlobTails::new());
+        Check { core, dir, report, progress, blob_tails, done: 0, total }
+    }
 }
 
 impl Check<'_> {
@@ -157,6 +159,8 @@ impl Check<'_> {
             Ok(mut plan) => {
                 let stored_options = StoredOptions::read(self.dir, &entries).await?;
                 plan.empty_logs_may_count = stored_options.keeps_logs_at_openings();
+                plan.blob_tails = blob_tails::read(self.core, self.dir, &state).await?;
+                self.blob_tails.clone_from(&plan.blob_tails);
                 self.logs(plan, &state, options, &manifest).await;
             }
             Err(error) => self.report.note(&file_in(&error, &manifest), None, &error),
@@ -168,7 +172,7 @@ impl Check<'_> {
         Ok(())
     }
 
-    fn progress_to(&mut self, done: u64) {
+    pub fn progress_to(&mut self, done: u64) {
         self.done = done;
         (self.progress)(done, self.total);
     }
@@ -221,7 +225,7 @@ impl Check<'_> {
         }
         for blob in family.live_blob_files() {
             let name = FileName::Blob(blob.number).to_string();
-            if let Err(error) = self.blobs(&name, family.id).await {
+            if let Err(error) = self.blobs(&name, family.id, blob.number).await {
                 self.report.note(&name, offset_in(&error), &error);
             }
             self.report.files += 1;

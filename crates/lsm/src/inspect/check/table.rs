@@ -3,25 +3,58 @@
 use fs::Slice;
 use reactor::Core;
 use rocksfmt::{
-    BLOCK_TRAILER_BYTES, BlockCursor, BlockHandle, BlockLayout, Comparator, Compression,
+    BLOCK_TRAILER_BYTES, BlobIndex, BlockCursor, BlockHandle, BlockLayout, Comparator, Compression,
     Decompressor, FileMeta, FilterHandle, FilterKey, FilterLayout, IndexCursor, IndexFormat,
-    IndexLayout, KEY_TRAILER_BYTES, ValueType, unpack,
+    IndexLayout, KEY_TRAILER_BYTES, RangeTombstones, SENTINEL_PACKED, ValueType, pack, unpack,
 };
 
 use crate::error::{Error, Kind, Result};
-use crate::inspect::check::sequential::Sequential;
 use crate::inspect::check::{Check, CheckReport};
+use crate::open::sequential::Sequential;
 use crate::table::{BLOCK_BYTES_MAX, Filter, IndexBlock, Table};
 use crate::table_memory::TableMemory;
 
+/// What a table holds, by its entries and range tombstones.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Seen {
+    /// The smallest and the largest internal key; empty for none.
+    pub smallest: Vec<u8>,
+    pub largest: Vec<u8>,
+    /// The smallest and the largest sequence.
+    pub sequences: Option<(u64, u64)>,
+    /// The oldest blob file to which an entry refers; 0 for none.
+    pub oldest_blob_file: u64,
+}
+
+impl Seen {
+    fn sequence(&mut self, sequence: u64) {
+        let (smallest, largest) = self.sequences.unwrap_or((sequence, sequence));
+        self.sequences = Some((smallest.min(sequence), largest.max(sequence)));
+    }
+
+    /// Takes a range tombstone, which widens the bounds as RocksDB's writers do.
+    fn tombstone(&mut self, order: Comparator, (start, end, sequence): (&[u8], &[u8], u64)) {
+        let kind = ValueType::RangeDeletion as u8;
+        let first = [start, &pack(sequence, kind).to_le_bytes()].concat();
+        let last = [end, &SENTINEL_PACKED.to_le_bytes()].concat();
+        if self.smallest.is_empty() || order.cmp_internal(&first, &self.smallest).is_lt() {
+            self.smallest = first;
+        }
+        if self.largest.is_empty() || order.cmp_internal(&last, &self.largest).is_gt() {
+            self.largest = last;
+        }
+        self.sequence(sequence);
+    }
+}
+
 impl Check<'_> {
     /// Reads every block of a table.
-    pub(super) async fn table(
+    pub(in crate::inspect) async fn table(
         &mut self,
         name: &str,
         meta: &FileMeta,
         comparator: Comparator,
-    ) -> Result<()> {
+    ) -> Result<Seen> {
         let core = self.core;
         let memory = TableMemory::new(usize::MAX);
         let table = Table::open(core, self.dir, name, meta.clone(), comparator, &memory).await?;
@@ -33,6 +66,7 @@ impl Check<'_> {
             decompressor: Decompressor::new(),
             previous: Vec::new(),
             partition: None,
+            seen: Seen::default(),
         };
         check.filter_blocks(&mut self.report).await;
         let mut entries = 0;
@@ -57,7 +91,14 @@ impl Check<'_> {
         if !damaged {
             check.count(entries, &mut self.report);
         }
-        Ok(())
+        let mut seen = check.seen;
+        if !check.previous.is_empty() {
+            seen.largest = check.previous;
+        }
+        for tombstone in table.range_tombstones.iter().flat_map(RangeTombstones::iter) {
+            seen.tombstone(comparator, tombstone);
+        }
+        Ok(seen)
     }
 }
 
@@ -72,6 +113,7 @@ struct TableCheck<'a> {
     previous: Vec<u8>,
     /// The filter partition of the last key.
     partition: Option<(BlockHandle, Slice, FilterLayout)>,
+    seen: Seen,
 }
 
 impl TableCheck<'_> {
@@ -181,6 +223,14 @@ impl TableCheck<'_> {
         let mut more = cursor.seek_to_first(&data, &layout).map_err(|e| self.format(&e))?;
         while more {
             self.entry(cursor.key(), seen).await?;
+            let refers =
+                cursor.key().len().checked_sub(KEY_TRAILER_BYTES).map(|at| cursor.key()[at]);
+            if refers == Some(ValueType::BlobIndex as u8) {
+                let index = BlobIndex::parse(&data[cursor.value_range()]);
+                let number = index.map_err(|e| self.format(&e))?.file_number;
+                let oldest = &mut self.seen.oldest_blob_file;
+                *oldest = if *oldest == 0 { number } else { number.min(*oldest) };
+            }
             seen += 1;
             more = cursor.next(&data, &layout).map_err(|e| self.format(&e))?;
         }
@@ -220,6 +270,10 @@ impl TableCheck<'_> {
         }
         self.previous.clear();
         self.previous.extend_from_slice(key);
+        if self.seen.smallest.is_empty() {
+            self.seen.smallest.extend_from_slice(key);
+        }
+        self.seen.sequence(sequence);
         let is_known = match &table.filter {
             // `TableMemory` is unlimited here, so a table's filter is in memory.
             Filter::None | Filter::OnDemand(_) => true,

@@ -22,12 +22,13 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use rocksfmt::{
     DamageScan, FileName, GroupEnd, LaterRecord, LogEnd, LogKind, LogReader, LogRecord, LogStart,
-    ManifestState, TornGroup, WriteBatch, looks_compressed,
+    ManifestState, Op, TornGroup, WriteBatch, looks_compressed,
 };
 
 use crate::error::{Error, Kind, Result};
 use crate::mem::recovered::Sorting;
 use crate::mutant::mutant;
+use crate::open::blob_tails::{self, BlobTails};
 use crate::open::log_chain::LogChain;
 use crate::open::recovery_plan::first_log;
 use crate::open::wal_replay::memtables::Memtables;
@@ -87,6 +88,11 @@ pub(crate) struct WalReplay {
     leftovers: bool,
     /// Whether every group of this log has an end record.
     marked: bool,
+    /// The blob files that we wrote.
+    pub blob_tails: BlobTails,
+    /// The error of [`WalReplay::record`] was that of a batch that names values that were never
+    /// durable.
+    pub lacks_values: bool,
     /// The gap in this log, if one was met: the records now being read come after it.
     torn: Option<TornGroup>,
 }
@@ -110,6 +116,8 @@ impl WalReplay {
             empty: false,
             leftovers: false,
             marked: false,
+            blob_tails: BlobTails::new(),
+            lacks_values: false,
             torn: None,
         }
     }
@@ -168,6 +176,9 @@ impl WalReplay {
             self.note(&batch);
             return Ok(());
         }
+        if !self.blob_tails.is_empty() {
+            self.find_values(&batch, &record)?;
+        }
         let applied = self.memtables.apply(self.number, &batch, format)?;
         self.operations += applied.operations;
         self.expected = Some(batch.next_sequence());
@@ -178,6 +189,19 @@ impl WalReplay {
         }
         if applied.operations > 0 {
             self.last_sequence = self.last_sequence.max(batch.next_sequence().saturating_sub(1));
+        }
+        Ok(())
+    }
+
+    /// Checks that blob files have the values that a batch names.
+    fn find_values(&mut self, batch: &WriteBatch<'_>, record: &LogRecord<'_>) -> Result<()> {
+        for op in batch.ops() {
+            let Ok((_, Op::BlobIndex { index, .. })) = op else { continue };
+            if let Some((what, is_torn)) = blob_tails::lacks(&self.blob_tails, index) {
+                self.lacks_values = is_torn;
+                let text = format!("{} at {}: {what}", self.name(), record.offset);
+                return Err(Error::new(Kind::Corruption, text));
+            }
         }
         Ok(())
     }

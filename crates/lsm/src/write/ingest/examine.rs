@@ -9,6 +9,7 @@ use crate::error::{Error, Kind, Result};
 use crate::read::ahead::WINDOW_MAX;
 use crate::read::level_iter::{Bounds, LevelIter};
 use crate::read::reader::Reader;
+use crate::read::run::Run;
 use crate::read::walk::{Direction, Position};
 use crate::table::Table;
 use crate::table_memory::TableMemory;
@@ -65,7 +66,7 @@ async fn bounds(
 ) -> Result<(Vec<u8>, Vec<u8>)> {
     let context = Reader::uncached(&state.db, &state.core).context_at(&alone.into());
     let (order, all) = (family.comparator, Rc::new(Bounds::default()));
-    let mut iter = LevelIter::new(&context, order, [0].into(), &all, false, WINDOW_MAX, false);
+    let mut iter = LevelIter::new(&context, order, Run::Table([0]), &all, false, WINDOW_MAX, false);
     let key = |iter: &LevelIter| [iter.user_key(), &iter.packed().to_le_bytes()].concat();
     let wrong = |what: &str| Error::new(Kind::Corruption, format!("the file {what}"));
     iter.seek(Position::First, Direction::Forward).await?;

@@ -24,6 +24,7 @@ mod examine;
 
 use std::cell::RefCell;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use rocksfmt::{FileMeta, FileName, Properties, VersionEdit, pack, unpack};
@@ -78,6 +79,8 @@ pub(crate) struct Ingesting {
     tables: Vec<NewTable>,
     /// Their entries get a sequence number.
     is_newer: bool,
+    /// A change of the MANIFEST has taken the files over, also if it failed.
+    is_taken: bool,
     result: Option<Result<Ingested>>,
 }
 
@@ -115,6 +118,7 @@ impl Writer {
     ) -> Result<Ingestion> {
         let state = &*self.0;
         let _working = state.begin_work()?;
+        let mark = state.dir.mark();
         let numbers = files.iter().flat_map(|files| files.numbers.iter().copied()).collect();
         let prepared = async {
             let mut tables = Vec::new();
@@ -127,7 +131,7 @@ impl Writer {
                 }
                 refuse_overlap(family, &tables)?;
             }
-            state.sync_names().await?;
+            state.sync_names(mark).await?;
             if is_newer_than_some(state, &tables)? {
                 // So that the commit task has few writes to wait for.
                 self.flush().await?;
@@ -157,18 +161,18 @@ impl Writer {
         if tables.is_empty() {
             return Ok(Ingested::default());
         }
-        let ingesting = Ingesting { tables, is_newer: false, result: None };
+        let ingesting = Ingesting { tables, is_newer: false, is_taken: false, result: None };
         let ingesting = Rc::new(RefCell::new(ingesting));
         let done = match self.request(Request::Ingest(ingesting.clone())) {
             Ok(written) => written.await,
             Err(error) => Err(error),
         };
         let result = ingesting.borrow_mut().result.take();
+        let is_taken = ingesting.borrow().is_taken;
         let done = done.and_then(|_| {
             result.unwrap_or_else(|| Err(Error::new(Kind::Io, "the database is being closed")))
         });
-        // After a failed write of the MANIFEST it is unknown whether it names them.
-        if done.is_err() && !state.has_failed() {
+        if done.is_err() && !is_taken {
             self.abandon(&numbers).await;
         }
         done
@@ -265,16 +269,23 @@ pub(crate) async fn install(
         // Without a count, this makes it unknown. All logs before it are obsolete.
         edit.log_number = Some(log_number).filter(|_| is_newer);
     }
+    let added: Vec<(CfId, usize, u64)> =
+        tables.iter().map(|(id, level, table)| (*id, *level, table.meta.size_bytes)).collect();
     let changed = turn.change(edits, |version| {
         for (id, level, table) in tables {
             version.add_tables(id, level, [table]);
         }
     });
-    match changed.await {
-        Err(error) if error.kind() == Kind::Full => return answer(ingesting, Err(error)),
-        changed => changed?,
+    ingesting.borrow_mut().is_taken = true;
+    if let Err(error) = changed.await {
+        // It may be there after a crash.
+        state.hold_writes();
+        return if error.is_transient() { answer(ingesting, Err(error)) } else { Err(error) };
     }
     drop(reservations);
+    for (family, level, bytes) in added {
+        state.merges.count(family, level, |level| level.added_bytes += bytes);
+    }
     if counts {
         state.keys_in_tables.set(in_tables);
         let all = state.db.keys().zip(keys);
@@ -368,13 +379,13 @@ fn level_for<'a>(
 ) -> (usize, Option<Reservation<'a>>) {
     let order = family.comparator;
     let (first, last) = range(table);
-    let overlaps = |level: &Level| {
+    let overlaps = |level: &Arc<Level>| {
         level.slots.iter().map(|&slot| version.meta(slot)).any(|meta| {
             order.cmp_user(user_key(&meta.largest), first).is_ge()
                 && order.cmp_user(user_key(&meta.smallest), last).is_le()
         })
     };
-    let bytes: Vec<u64> = family.levels.iter().map(Level::bytes).collect();
+    let bytes: Vec<u64> = family.levels.iter().map(|level| level.bytes()).collect();
     let base = Shape::of(&family.options, &bytes).base;
     let bottom = bottom_level(state, family);
     let free = (0..=bottom).take_while(|&at| !family.levels.get(at).is_some_and(&overlaps));

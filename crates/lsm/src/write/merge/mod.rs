@@ -9,7 +9,7 @@
 //! tells what deeper levels may have.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 
 use rocksfmt::{Comparator, RangeTombstones, RangeTombstonesBuilder};
 
@@ -25,7 +25,7 @@ use crate::write::job::{self, ENTRIES_AT_ONCE, Job};
 use crate::write::merge::below::Below;
 use crate::write::merge::output::Output;
 use crate::write::merge::sources::Merging;
-use crate::write::pace::{Pace, Paced};
+use crate::write::pace::{MergeCounters, Pace, Paced};
 use crate::write::picker::{KeyRange, Plan};
 
 pub(super) mod below;
@@ -34,6 +34,10 @@ mod sources;
 
 /// The blocks that a merge holds may take this part of a core's memory.
 pub(crate) const MEMORY_SHARE: u64 = 2;
+/// When the blocks of all sources take more than that, a source that does not have the next entry
+/// drops a block of at least this many bytes. Such a block is mostly one value, so it is seldom
+/// read more than twice.
+pub(crate) const LARGE_BLOCK: usize = 64 << 10;
 
 /// The tables that a merge made.
 #[derive(Default)]
@@ -68,8 +72,7 @@ pub(crate) struct MergePart {
     pub family: u32,
     pub plan: Arc<Plan>,
     pub range: KeyRange,
-    /// Bytes of entries that are done.
-    pub done: Arc<AtomicU64>,
+    pub done: MergeCounters,
     pub pace: Arc<Pace>,
 }
 
@@ -94,7 +97,7 @@ impl MergePart {
         let below = Below::new(version, family, plan);
         let mut output = Output::new(job, version, family, plan, range, &below);
         let covered = self.tombstones(family, oldest, &below, &mut output)?;
-        let mut paced = Paced::new(&self.pace);
+        let mut paced = Paced::new(&self.pace, &job.busy);
         let share = job.core.pool().limit() / MEMORY_SHARE as usize;
         let mut merging = Merging::new(sources, comparator, share);
         if let Err(error) = merging.regain().await {
@@ -111,7 +114,7 @@ impl MergePart {
             merge_bytes: merge_bytes_max(&job.core),
             filter: family.filter.clone(),
         });
-        let mut steps = 0;
+        let (mut steps, mut written) = (0, 0);
         while let Some(source) = merging.first() {
             if is_after(source.user_key()) {
                 break;
@@ -130,19 +133,24 @@ impl MergePart {
                 };
             }
             let bytes = (iter.input_key().len() + value.len()) as u64;
-            self.done.fetch_add(bytes, Ordering::Relaxed);
+            self.done.entries.fetch_add(bytes, Ordering::Relaxed);
             if let Err(error) = merging.step().await {
                 return unread(merging.first().map_or(slot, LevelIter::slot), error).await;
             }
             paced.done(&job.core, bytes).await;
             steps += 1;
             if steps % ENTRIES_AT_ONCE == 0 {
+                let now = output.written();
+                self.done.written.fetch_add(now.saturating_sub(written), Ordering::Relaxed);
+                written = written.max(now);
                 job.core.checkpoint().await;
             }
         }
         iter.finish(&mut around);
         output.add_all(&mut iter, b"").await?;
-        output.finish().await.map(Merged::Tables)
+        let merged = output.finish().await?;
+        self.done.busy_ns.fetch_add(job.busy.get(), Ordering::Relaxed);
+        Ok(Merged::Tables(merged))
     }
 
     /// The range tombstones of the inputs as one set. Those that the outputs keep go to `output`.

@@ -13,12 +13,9 @@ use crate::read::reader::Reader;
 use crate::read::walk::{Direction, Position};
 use crate::version::Version;
 use crate::write::job::Job;
+use crate::write::merge::LARGE_BLOCK;
 use crate::write::picker::{KeyRange, Plan};
 
-/// When the blocks of all sources take more than their share of memory, a source that does not
-/// have the next entry drops a block of at least this many bytes. Such a block is mostly one value,
-/// so it is seldom read more than twice.
-const LARGE_BLOCK: usize = 64 << 10;
 /// The read-ahead of all sources may take this part of a core's memory.
 const READ_AHEAD_SHARE: usize = 8;
 

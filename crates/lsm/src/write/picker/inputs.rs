@@ -1,5 +1,6 @@
 //! The inputs of a merge: which files overlap, and where a level may be cut.
 
+use std::cmp::Ordering;
 use std::ops::Range;
 
 use crate::mutant::mutant;
@@ -20,7 +21,12 @@ impl Picker<'_> {
     pub(super) fn overlapping(&self, level: &[u32], hull: (&[u8], &[u8])) -> Range<usize> {
         let order = self.order();
         let from = level.partition_point(|&slot| {
-            order.cmp_user(user_key(&self.meta(slot).largest), hull.0).is_lt()
+            let meta = self.meta(slot);
+            match order.cmp_user(user_key(&meta.largest), hull.0) {
+                Ordering::Less => true,
+                Ordering::Equal => ends_before(meta),
+                Ordering::Greater => false,
+            }
         });
         let to = level.partition_point(|&slot| {
             order.cmp_user(user_key(&self.meta(slot).smallest), hull.1).is_le()

@@ -1,4 +1,6 @@
-//! Picking in level 0: all files that can be merged go into the base level together.
+//! Picking in level 0: all files that can be merged go into the base level together. On request,
+//! and for their age, only some files with all those that they overlap. While the base is busy, the
+//! newest files are merged among themselves, so that level 0 stays short.
 //!
 //! A table that cannot be read is left alone, in level 0 or in the base. The order of versions
 //! relative to it must not change:
@@ -14,8 +16,10 @@ use std::ops::Range;
 use rocksfmt::Comparator;
 
 use crate::mutant::mutant;
+use crate::table_options::TablePlace;
 use crate::version::{Version, user_key};
 use crate::write::manual::InRange;
+use crate::write::merge::LARGE_BLOCK;
 use crate::write::picker::{Memory, Pick, Picker, Plan, Shape, ends_before};
 
 /// As many times `level0_file_num_compaction_trigger`, level 0 is merged even if the other inputs
@@ -23,6 +27,9 @@ use crate::write::picker::{Memory, Pick, Picker, Plan, Shape, ends_before};
 const MANY: usize = 3;
 /// The ratio that counts as much larger.
 const MUCH_LARGER: u64 = 4;
+/// The fewest files that are merged within level 0, and how far level 0 must exceed its trigger.
+const WITHIN_MIN: usize = 4;
+const WITHIN_EXCESS: usize = 2;
 
 /// A range of user keys: `from` inclusive, `to` exclusive; `None` for no bound.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -49,10 +56,20 @@ impl Memory {
             let properties = version.table(slot).map(|table| &table.properties);
             properties.map_or(0, |p| 2 * p.data_size / p.num_data_blocks.max(1))
         };
-        let mut left =
-            self.bytes.saturating_sub(overlapped.iter().copied().map(block).max().unwrap_or(0));
+        // Of blocks that are large values a merge holds few at a time (`Merging::shed`). If each
+        // counted, a few files would be merged with all of the base, again and again.
+        let is_value = |slot: u32| {
+            let properties = version.table(slot).map(|table| &table.properties);
+            properties.is_ok_and(|p| p.num_entries <= 2 * p.num_data_blocks)
+        };
+        let all = overlapped.iter().chain(level0).copied();
+        let largest = all.map(block).max().unwrap_or(0);
+        let mut left = self.bytes.saturating_sub(largest);
         let fits = |slot: &&u32| {
-            let bytes = block(**slot);
+            let bytes = match is_value(**slot) {
+                true => block(**slot).min(LARGE_BLOCK as u64),
+                false => block(**slot),
+            };
             left = left.saturating_sub(bytes);
             left > 0
         };
@@ -74,7 +91,7 @@ impl Picker<'_> {
         }
         let mut blocked = false;
         for run in self.runs() {
-            match self.run(run, shape, false) {
+            match self.run(run, shape) {
                 Pick::Nothing => {}
                 Pick::Blocked => blocked = true,
                 plan @ Pick::Plan(_) => return plan,
@@ -83,20 +100,103 @@ impl Picker<'_> {
         if blocked { Pick::Blocked } else { Pick::Nothing }
     }
 
-    /// A job that merges level 0, if it has keys of a range.
-    pub(super) fn pick_level0_in(&self, shape: &Shape, range: &KeyRange) -> InRange {
-        if !self.level(0).iter().any(|&slot| self.meets(range, slot)) {
-            return InRange::Nothing;
+    /// A job that merges files of level 0 that have keys of a range, and entries up to the sequence
+    /// `until`, with those that they overlap.
+    pub(super) fn pick_level0_in(&self, shape: &Shape, range: &KeyRange, until: u64) -> InRange {
+        let mut found = InRange::Nothing;
+        for &slot in self.level(0) {
+            if !self.meets(range, slot) || self.meta(slot).smallest_sequence > until {
+                continue;
+            }
+            match self.pick_level0_of(shape, slot) {
+                Pick::Plan(plan) => return InRange::Plan(plan),
+                Pick::Blocked => found = InRange::Blocked,
+                Pick::Nothing => {}
+            }
         }
+        found
+    }
+
+    /// A job that merges a file of level 0 into the base, with all those that it overlaps.
+    pub(super) fn pick_level0_of(&self, shape: &Shape, slot: u32) -> Pick {
+        let at = self.level(0).iter().position(|&other| other == slot);
+        let run = at.and_then(|at| self.runs().find(|run| run.contains(&at)));
+        let Some(run) = run else { return Pick::Nothing };
         if self.running.iter().any(|plan| plan.start == 0) {
-            return InRange::Blocked;
+            return Pick::Blocked;
         }
-        let picks = self.runs().map(|run| self.run(run, shape, true));
-        picks.fold(InRange::Nothing, |found, pick| match (found, pick) {
-            (found @ InRange::Plan(_), _) => found,
-            (_, Pick::Plan(plan)) => InRange::Plan(plan),
-            (_, Pick::Blocked) => InRange::Blocked,
-            (found, Pick::Nothing) => found,
+        let stays = self.zones(&run, shape.base);
+        let mut inputs = self.level(0)[run].to_vec();
+        if stays.is_empty() {
+            self.keep_overlapping(&mut inputs, slot);
+        }
+        self.level0_plan(&inputs, shape, stays, true)
+    }
+
+    /// Keeps those files that overlap one of them, or a file that does so, and so on: no other file
+    /// has a key between their first and their last.
+    fn keep_overlapping(&self, files: &mut Vec<u32>, of: u32) {
+        let order = self.order();
+        let mut hull = self.hull(&[of]);
+        loop {
+            let Some((first, last)) = hull else { return };
+            let touches = |slot: &u32| {
+                let meta = self.meta(*slot);
+                order.cmp_user(user_key(&meta.smallest), last).is_le()
+                    && order.cmp_user(user_key(&meta.largest), first).is_ge()
+            };
+            let touching: Vec<u32> = files.iter().copied().filter(touches).collect();
+            let wider = self.hull(&touching);
+            if wider == hull {
+                *files = touching;
+                return;
+            }
+            hull = wider;
+        }
+    }
+
+    /// A job that merges the newest files of level 0 into one, while those below are busy
+    /// (`PickIntraL0Compaction` of RocksDB): as long as each more file makes it cheaper for each
+    /// file less.
+    pub(super) fn pick_within_level0(&self, shape: &Shape) -> Option<Plan> {
+        let level0 = self.level(0);
+        let runs_already = |plan: &Plan| plan.start == 0 && plan.output == 0;
+        if level0.len() < self.options().level0_trigger + WITHIN_EXCESS
+            || self.running.iter().any(|plan| runs_already(plan))
+        {
+            return None;
+        }
+        // An ingested file may be newer than writes in memory, which will be above it.
+        let is_ingested =
+            |slot: u32| self.version.table(slot).is_ok_and(|table| table.global_sequence.is_some());
+        let stays = |slot: u32| self.is_busy(slot) || (self.left_alone)(slot) || is_ingested(slot);
+        let files = &level0[..level0.iter().position(|&slot| stays(slot)).unwrap_or(level0.len())];
+        let most = self.options().level_base_bytes.min(self.options().compaction_bytes);
+        let (mut count, mut bytes, mut each) = (0, 0u64, u64::MAX);
+        for &slot in files {
+            bytes += self.meta(slot).size_bytes;
+            let now = bytes / (count as u64).max(1);
+            if now > each || bytes > most {
+                break;
+            }
+            each = if count == 0 { u64::MAX } else { now };
+            count += 1;
+        }
+        let files = self.memory.fitting(self.version, &files[..count], &[], 0);
+        if files.len() < WITHIN_MIN {
+            return None;
+        }
+        let (first, last) = self.hull(files)?;
+        Some(Plan {
+            start: 0,
+            output: 0,
+            moves: false,
+            hull: (first.to_vec(), last.to_vec()),
+            inputs: files.to_vec(),
+            overlapped: Vec::new(),
+            stays: vec![KeyRange { from: None, to: None }],
+            file_bytes: self.file_bytes(shape, shape.base),
+            place: TablePlace::FLUSH,
         })
     }
 
@@ -131,23 +231,33 @@ impl Picker<'_> {
         run
     }
 
-    /// A merge of a run. If it is `wanted`, it need not be worthwhile.
-    fn run(&self, run: Range<usize>, shape: &Shape, wanted: bool) -> Pick {
-        let (base, options) = (shape.base, self.options());
+    /// A merge of a run.
+    fn run(&self, run: Range<usize>, shape: &Shape) -> Pick {
+        let options = self.options();
         let is_few = |run: &Range<usize>| {
-            !wanted
-                && run.len() < options.level0_trigger
+            run.len() < options.level0_trigger
                 && self.bytes(&self.level(0)[run.clone()]) < options.level_base_bytes
         };
         if run.is_empty() || is_few(&run) {
             return Pick::Nothing;
         }
-        let run = if wanted { run } else { self.worthwhile(run, base) };
+        let run = self.worthwhile(run, shape.base);
         if run.is_empty() || is_few(&run) {
             return Pick::Nothing;
         }
-        let stays = self.zones(&run, base);
-        let inputs = &self.level(0)[run];
+        let stays = self.zones(&run, shape.base);
+        self.level0_plan(&self.level(0)[run], shape, stays, false)
+    }
+
+    /// A merge of files of level 0. If it is `wanted`, it need not be worthwhile.
+    fn level0_plan(
+        &self,
+        inputs: &[u32],
+        shape: &Shape,
+        stays: Vec<KeyRange>,
+        wanted: bool,
+    ) -> Pick {
+        let (base, options) = (shape.base, self.options());
         let Some(overlapped) = self.overlapped_below_level0(inputs, base, &stays) else {
             return Pick::Nothing;
         };
@@ -270,7 +380,8 @@ impl Picker<'_> {
         KeyRange { from: Some(user_key(&meta.smallest).to_vec()), to: Some(to) }
     }
 
-    pub(super) fn meets(&self, zone: &KeyRange, slot: u32) -> bool {
+    /// Whether a file has keys of a range, by its bounds.
+    pub fn meets(&self, zone: &KeyRange, slot: u32) -> bool {
         let meta = self.meta(slot);
         self.touches(zone, (user_key(&meta.smallest), user_key(&meta.largest)))
     }

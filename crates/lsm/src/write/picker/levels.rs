@@ -76,7 +76,12 @@ impl Picker<'_> {
     }
 
     /// The job that merges a stretch of a level, and what goes with it, if it may run.
-    fn level_plan(&self, shape: &Shape, level: usize, seed: Range<usize>) -> Option<Plan> {
+    pub(super) fn level_plan(
+        &self,
+        shape: &Shape,
+        level: usize,
+        seed: Range<usize>,
+    ) -> Option<Plan> {
         let (files, next) = (self.level(level), self.level(level + 1));
         let mut chosen = self.whole_keys(files, seed);
         let mut below = self.below(&files[chosen.clone()], next)?;
@@ -84,7 +89,8 @@ impl Picker<'_> {
             return None;
         }
         if below.is_empty() && self.may_move(shape, level, level + 1) {
-            chosen = self.extend_move(level, chosen, shape.targets[level]);
+            let target = if level <= shape.unneeded { 0 } else { shape.targets[level] };
+            chosen = self.extend_move(level, chosen, target);
         } else if let Some(wider) = self.widened(level, &chosen, &below) {
             chosen = wider;
         }
@@ -109,6 +115,33 @@ impl Picker<'_> {
     /// The files of the next level that files overlap, whole keys included.
     fn below(&self, inputs: &[u32], next: &[u32]) -> Option<Range<usize>> {
         Some(self.whole_keys(next, self.overlapping(next, self.hull(inputs)?)))
+    }
+
+    /// The job that rewrites a stretch of a level in its place, if it may run.
+    pub(super) fn rewrite_plan(
+        &self,
+        shape: &Shape,
+        level: usize,
+        seed: Range<usize>,
+    ) -> Option<Plan> {
+        let files = self.level(level);
+        let inputs = files[self.whole_keys(files, seed)].to_vec();
+        let (first, last) = self.hull(&inputs)?;
+        let left_alone = inputs.iter().any(|&slot| (self.left_alone)(slot));
+        if left_alone || !self.may_run(&inputs, level, (first, last)) {
+            return None;
+        }
+        Some(Plan {
+            start: level,
+            output: level,
+            moves: false,
+            hull: (first.to_vec(), last.to_vec()),
+            inputs,
+            overlapped: Vec::new(),
+            stays: Vec::new(),
+            file_bytes: self.file_bytes(shape, level),
+            place: self.place(shape, level),
+        })
     }
 
     fn may_take(&self, level: usize, inputs: &[u32], overlapped: &[u32]) -> bool {
@@ -141,7 +174,8 @@ impl Picker<'_> {
     /// target.
     fn extend_move(&self, level: usize, chosen: Range<usize>, target: u64) -> Range<usize> {
         let (files, next) = (self.level(level), self.level(level + 1));
-        let mut excess = self.bytes(files).saturating_sub(target);
+        let bytes = self.family.levels.get(level).map_or(0, |level| level.bytes());
+        let mut excess = bytes.saturating_sub(target);
         let mut moved = chosen;
         while moved.len() < MOVED_MAX && moved.end < files.len() {
             excess = excess.saturating_sub(self.meta(files[moved.end - 1]).size_bytes);

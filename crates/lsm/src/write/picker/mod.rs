@@ -7,6 +7,7 @@
 //!    level for its size; files full of tombstones count as larger, so they come early.
 //! 3. The inputs grow until no user key has versions both in an input and in a file of the same
 //!    level that is not one ([`inputs`], a clean cut). Files that overlap nothing below only move.
+//! 4. If nothing is urgent, files are merged for their age ([`age`]).
 //!
 //! Several jobs may run on one family. What must hold:
 //!
@@ -26,6 +27,7 @@ use crate::table_options::TablePlace;
 use crate::version::{Family, Version};
 use crate::write::manual::InRange;
 
+mod age;
 mod inputs;
 mod level0;
 mod levels;
@@ -33,6 +35,7 @@ mod shape;
 #[cfg(test)]
 mod tests;
 
+pub(crate) use age::{Aged, when_due};
 pub(crate) use level0::KeyRange;
 pub(crate) use shape::{LevelSizes, Shape};
 
@@ -116,6 +119,8 @@ pub(crate) struct Picker<'a> {
     pub compression: Compression,
     /// Where the search for a file begins in large levels; any number.
     pub turn: usize,
+    /// Files of the family that are due for their age; some may be gone.
+    pub aged: &'a [Aged],
 }
 
 /// The levels of a family that are due.
@@ -123,12 +128,19 @@ pub(crate) struct Due {
     shape: Shape,
     /// The most urgent first, with their scores.
     scores: Vec<(usize, f64)>,
+    /// Files are due for their age.
+    aged: bool,
 }
 
 impl Due {
-    /// The score of the most urgent level; below 1 nothing is due.
+    /// The score of the most urgent level. Below 1 no level is due.
     pub fn urgency(&self) -> f64 {
         self.scores.first().map_or(0.0, |score| score.1)
+    }
+
+    /// Whether nothing is due.
+    pub fn is_nothing(&self) -> bool {
+        self.scores.is_empty() && !self.aged
     }
 }
 
@@ -147,12 +159,12 @@ impl Picker<'_> {
         let (shape, sizes) = self.shape();
         let merged = self.family.refused.is_none() && !self.options().manual_only;
         let scores = if merged { shape.scores(self.options(), &sizes) } else { Vec::new() };
-        Due { shape, scores }
+        Due { shape, scores, aged: merged && !self.aged.is_empty() }
     }
 
     /// The next job, if one may run now.
     pub fn pick(&self, due: &Due) -> Option<Plan> {
-        let Due { shape, scores } = due;
+        let Due { shape, scores, aged } = due;
         let mut level0_waits = false;
         for &(level, _) in scores {
             let picked = match level {
@@ -163,18 +175,30 @@ impl Picker<'_> {
             };
             match picked {
                 Pick::Plan(plan) => return Some(*plan),
-                Pick::Blocked if level == 0 => level0_waits = true,
+                Pick::Blocked if level == 0 => {
+                    if let Some(plan) = self.pick_within_level0(shape) {
+                        return Some(plan);
+                    }
+                    level0_waits = true;
+                }
                 Pick::Blocked | Pick::Nothing => {}
             }
         }
-        None
+        if *aged { self.pick_aged(shape, level0_waits) } else { None }
     }
 
-    /// A job on request: for a level's files with keys of a range, from the key `after` on.
-    pub fn pick_in(&self, level: usize, range: &KeyRange, after: Option<&[u8]>) -> InRange {
+    /// A job on request: for a level's files with keys of a range, from the key `after` on; in
+    /// level 0 only for files with entries up to the sequence `until`.
+    pub fn pick_in(
+        &self,
+        level: usize,
+        range: &KeyRange,
+        after: Option<&[u8]>,
+        until: u64,
+    ) -> InRange {
         let (shape, _) = self.shape();
         match level {
-            0 => self.pick_level0_in(&shape, range),
+            0 => self.pick_level0_in(&shape, range, until),
             _ => self.pick_level_in(&shape, level, range, after),
         }
     }
@@ -231,9 +255,7 @@ impl Picker<'_> {
 
     /// Where the tables of a level stand.
     fn place(&self, shape: &Shape, level: usize) -> TablePlace {
-        let mut deeper = self.family.levels.iter().skip(level + 1);
-        let is_bottom = level > 0 && deeper.all(|level| level.slots.is_empty());
-        TablePlace { level, base_level: shape.base, is_bottom }
+        place_in(self.family, shape, level)
     }
 
     /// Whether tables may move between two levels as they are: both have the same compression.
@@ -251,6 +273,18 @@ impl Picker<'_> {
         let times = options.file_multiplier.saturating_pow(level.saturating_sub(from) as u32);
         options.file_bytes.saturating_mul(times)
     }
+}
+
+/// Where the tables of a level of a family stand.
+pub(crate) fn place(family: &Family, level: usize) -> TablePlace {
+    let bytes: Vec<u64> = family.levels.iter().map(|level| level.bytes()).collect();
+    place_in(family, &Shape::of(&family.options, &bytes), level)
+}
+
+fn place_in(family: &Family, shape: &Shape, level: usize) -> TablePlace {
+    let mut deeper = family.levels.iter().skip(level + 1);
+    let is_bottom = level > 0 && deeper.all(|level| level.slots.is_empty());
+    TablePlace { level, base_level: shape.base, is_bottom }
 }
 
 /// Whether a table's largest key is the exclusive end of a range tombstone.

@@ -15,6 +15,9 @@ use crate::family_options::FamilyOptions;
 /// that only approach their targets.
 const URGENT: f64 = 10.0;
 
+/// The score of a level that is no longer needed: it is drained when nothing else is urgent.
+const DRAINED: f64 = 1.001;
+
 /// The targets of all levels.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Shape {
@@ -23,6 +26,9 @@ pub(crate) struct Shape {
     /// Bytes by level; `u64::MAX` for those that need not be merged: level 0, those above the
     /// base, and the last one.
     pub targets: Vec<u64>,
+    /// The levels from 1 to this one are more than the data needs; 0 for none. Level 0 goes into
+    /// the first of them as long as it has files.
+    pub unneeded: usize,
 }
 
 /// The bytes of a family's levels, and the part of them that no job is working on.
@@ -54,7 +60,7 @@ impl Shape {
             *slot = target as u64;
             target *= options.multiplier_below(level);
         }
-        Shape { base: 1, targets }
+        Shape { base: 1, targets, unneeded: 0 }
     }
 
     fn dynamic(options: &FamilyOptions, bytes: &[u64], last: usize) -> Shape {
@@ -62,10 +68,15 @@ impl Shape {
         let multiplier = options.level_multiplier;
         let mut targets = vec![u64::MAX; last + 1];
         let occupied = || bytes.iter().enumerate().skip(1).filter(|(_, bytes)| **bytes > 0);
-        let Some((first, _)) = occupied().next() else { return Shape { base: last, targets } };
+        let Some((first, _)) = occupied().next() else {
+            return Shape { base: last, targets, unneeded: 0 };
+        };
         let largest = occupied().map(|(_, &bytes)| bytes).max().unwrap_or(0) as f64;
+        let of = |level: usize| largest / multiplier.powi((last - level) as i32);
+        let is_small = |level: &usize| of(*level) <= most / multiplier;
+        let unneeded = (first..last).rev().find(is_small).unwrap_or(0);
         let mut base = first;
-        let mut target = largest / multiplier.powi((last - first) as i32);
+        let mut target = of(first);
         if target <= most / multiplier {
             target = most / multiplier + 1.0;
         } else {
@@ -79,7 +90,7 @@ impl Shape {
             *slot = target.max(most) as u64;
             target *= multiplier;
         }
-        Shape { base, targets }
+        Shape { base, targets, unneeded }
     }
 
     /// The levels that are due to be merged into the next, the most urgent first, with their
@@ -111,11 +122,24 @@ impl Shape {
                 let score =
                     if options.dynamic { URGENT * idle / (target + coming) } else { idle / target };
                 scores.push((level, score.max(1.0)));
+            } else if level <= self.unneeded && idle > 0.0 {
+                scores.push((level, DRAINED));
             }
             coming += (sizes.bytes.get(level).copied().unwrap_or(0) as f64 - target).max(0.0);
         }
         scores.sort_by(|a, b| b.1.total_cmp(&a.1));
         scores
+    }
+
+    /// How full the levels are, for people: for level 0 its files divided by the trigger, for
+    /// others their bytes divided by their target; 0 without a target.
+    pub fn fill(&self, options: &FamilyOptions, sizes: &LevelSizes) -> Vec<f64> {
+        let of = |(level, &bytes): (usize, &u64)| match (level, self.targets.get(level)) {
+            (0, _) => sizes.level0_files as f64 / options.level0_trigger as f64,
+            (_, Some(&target)) if target < u64::MAX => bytes as f64 / target.max(1) as f64,
+            _ => 0.0,
+        };
+        sizes.bytes.iter().enumerate().map(of).collect()
     }
 
     /// The debt: the bytes that merges have to read and write until no level exceeds its target,
@@ -174,6 +198,21 @@ mod tests {
         assert_eq!(base([5, 0, MB, 0, 0, 0, 90 * MB]), 2);
         let shape = Shape::of(&options(true), &[0, 0, 0, 0, 0, 60 * MB, 2000 * MB]);
         assert_eq!((shape.base, shape.targets[4], shape.targets[5]), (4, 100 * MB, 200 * MB));
+    }
+
+    #[test]
+    fn levels_that_are_no_longer_needed_are_drained() {
+        let options = options(true);
+        let due = |files, bytes: &[u64]| -> Vec<usize> {
+            let shape = Shape::of(&options, bytes);
+            shape.scores(&options, &sizes(files, bytes)).iter().map(|score| score.0).collect()
+        };
+        // A tenth of the last level is within the tenth of what a level has at least.
+        assert_eq!(due(0, &[0, 0, 0, MB, MB, MB, 90 * MB]), [3, 4, 5]);
+        assert_eq!(due(4, &[0, 0, 0, MB, MB, MB, 90 * MB]), [0, 3, 4, 5], "level 0 comes first");
+        assert_eq!(due(0, &[0, 0, 0, 0, MB, MB, 101 * MB]), [4], "level 5 is needed");
+        assert_eq!(due(0, &[0, 0, 0, 0, 0, 90 * MB, 0]), [5], "the last level has nothing yet");
+        assert_eq!(Shape::of(&options, &[0; 7]).unneeded, 0);
     }
 
     #[test]

@@ -7,6 +7,7 @@ use proptest::prelude::*;
 use reactor::sim::Rng;
 use rocksfmt::{ValueType, pack};
 
+use super::age::DueForAge;
 use super::*;
 use crate::error::{Error, Kind};
 use crate::slots::Slots;
@@ -28,12 +29,14 @@ struct File {
     /// Range tombstones.
     covers: Vec<(Span, u64)>,
     left_alone: bool,
+    /// It is due for its age.
+    due: Option<DueForAge>,
 }
 
 impl File {
     fn new(mut points: Vec<(usize, u64)>, covers: Vec<(Span, u64)>) -> File {
         points.sort_by(|a, b| a.0.cmp(&b.0).then(b.1.cmp(&a.1)));
-        File { points, covers, left_alone: false }
+        File { points, covers, left_alone: false, due: None }
     }
 
     fn span(&self) -> Span {
@@ -162,6 +165,15 @@ impl Levels {
                 Arc::make_mut(file).left_alone = rng.below(8) == 0;
             }
         }
+        if rng.coin() {
+            for file in files.iter_mut().flatten() {
+                Arc::make_mut(file).due = match rng.below(6) {
+                    0 => Some(DueForAge::Down),
+                    1 => Some(DueForAge::Rewrite),
+                    _ => None,
+                };
+            }
+        }
         Levels { order, options: Arc::new(options), files }
     }
 
@@ -238,11 +250,20 @@ impl Levels {
         let turn = rng.below(100) as usize;
         let (left_alone, running) = (&left_alone, &plans[..]);
         let compression = Compression::None;
-        let picker =
-            Picker { version: &version, family, left_alone, running, memory, compression, turn };
+        let aged = self.aged(&files, family);
+        let picker = Picker {
+            version: &version,
+            family,
+            left_alone,
+            running,
+            memory,
+            compression,
+            turn,
+            aged: &aged,
+        };
         let due = picker.due();
         let plan = picker.pick(&due)?;
-        assert!(due.urgency() >= 1.0, "{plan:?}");
+        assert!(!due.is_nothing(), "{plan:?}");
         if plan.start == 0 {
             assert!(plan.inputs.len() <= memory.files.max(plan.least_files()), "{plan:?}");
         }
@@ -252,9 +273,26 @@ impl Levels {
         Some(Job { plan, version, files })
     }
 
+    /// The files that are due for their age.
+    fn aged(&self, files: &[Arc<File>], family: &Family) -> Vec<Aged> {
+        let levels = family.levels.iter().enumerate();
+        let all = levels.flat_map(|(level, of)| of.slots.iter().map(move |&slot| (level, slot)));
+        let deepest = family.levels.iter().rposition(|level| !level.slots.is_empty());
+        let due = |level: usize, slot: u32| match files[slot as usize].due? {
+            DueForAge::Down if Some(level) == deepest => None,
+            due => Some(due),
+        };
+        let aged = |(level, slot)| {
+            let due = due(level, slot)?;
+            Some(Aged { level, slot, number: u64::from(slot), due })
+        };
+        all.filter_map(aged).collect()
+    }
+
     /// Executes a plan as `compaction.rs` does.
     fn install(&mut self, job: &Job) {
         let Plan { start, output, moves, ref stays, .. } = job.plan;
+        let in_place = start > 0 && start == output;
         let is = |slots: &[u32], file: &Arc<File>| {
             slots.iter().any(|&slot| Arc::ptr_eq(&job.files[slot as usize], file))
         };
@@ -265,7 +303,15 @@ impl Levels {
         assert_eq!(at.len(), inputs.len(), "an input is gone");
         // Other jobs may have put files of deeper levels between them.
         let between = at.iter().copied().eq(newest..=oldest);
-        assert!(start > 0 || between, "not the files between two: {at:?}");
+        let hull = part(
+            &at.iter().map(|&at| self.files[start][at].clone()).collect::<Vec<_>>(),
+            &[(0, END)],
+        );
+        let hull = hull.expect("inputs have entries").span();
+        let passed = (newest..=oldest).filter(|other| !at.contains(other));
+        let mut passed = passed.map(|other| &self.files[start][other]);
+        let apart = passed.all(|file| !overlap(file.span(), hull));
+        assert!(start > 0 || between || apart, "not the files between two: {at:?}");
         let merged: Vec<Arc<File>> =
             job.plan.files().map(|(_, slot)| job.files[slot as usize].clone()).collect();
         let zones: Vec<Span> = stays.iter().map(span_of).collect();
@@ -278,6 +324,9 @@ impl Levels {
         let mut left = self.files[output].clone();
         left.retain(|file| !is(overlapped, file));
         assert_eq!(left.len() + overlapped.len(), self.files[output].len(), "an input is gone");
+        if in_place {
+            left.retain(|file| !is(inputs, file));
+        }
         for file in &new {
             let other = left.iter().find(|other| overlap(other.span(), file.span()));
             assert!(other.is_none(), "{file:?} shares keys with {other:?}, which is left");
@@ -293,18 +342,27 @@ impl Levels {
             if below.may_have(&bytes(2 * key, self.order)) {
                 continue;
             }
-            let older =
-                self.files[start].iter().skip(if start == 0 { oldest + 1 } else { usize::MAX });
+            // Older files of level 0 are above what comes from the base.
+            let above = start == 0 && at.iter().any(|&at| self.files[0][at].about(key).count() > 0);
+            let older = self.files[start].iter().skip(if above { oldest + 1 } else { usize::MAX });
             let deeper = self.files[output + 1..].iter().flatten();
             let older = older.chain(&left).chain(deeper).flat_map(|file| file.about(key)).count();
             assert_eq!(older, 0, "versions of key {key} lie below what has nothing below");
         }
-        left.extend(new);
-        left.sort_by_key(|file| file.span());
-        self.files[output] = left;
+        if output > 0 {
+            left.extend(new);
+            left.sort_by_key(|file| file.span());
+            self.files[output] = left;
+        }
         if start == 0 {
-            self.files[0].splice(newest..=oldest, staying);
-        } else {
+            let files = std::mem::take(&mut self.files[0]).into_iter();
+            let files = files.zip(0..).filter_map(|(file, place)| match place {
+                _ if place == oldest => staying.clone(),
+                _ if at.contains(&place) => None,
+                _ => Some(file),
+            });
+            self.files[0] = files.collect();
+        } else if !in_place {
             self.files[start].retain(|file| !is(inputs, file));
         }
     }
@@ -406,4 +464,89 @@ proptest! {
     fn merges_keep_the_order_of_versions_and_end(seed: u64) {
         merged_to_the_end(seed);
     }
+}
+
+/// A table of the base whose range tombstone ends where the first key of level 0 begins has no key
+/// of level 0. It was once an input, with a damaged table that shares a key with it.
+#[test]
+fn a_table_that_ends_just_before_level_0_stays() {
+    merged_to_the_end(5508248389527589283);
+}
+
+/// Static levels without files, in which level 0 is due with four.
+fn no_files() -> Levels {
+    let options = FamilyOptions {
+        levels: LEVELS,
+        dynamic: false,
+        level_base_bytes: 10_000,
+        ..FamilyOptions::default()
+    };
+    Levels { order: Comparator::Bytewise, options: Arc::new(options), files: Default::default() }
+}
+
+fn file(keys: &[usize], sequence: u64) -> Arc<File> {
+    Arc::new(File::new(keys.iter().map(|&key| (key, sequence)).collect(), Vec::new()))
+}
+
+impl Levels {
+    fn with_picker<R>(&self, running: &[&Plan], f: impl FnOnce(&Picker<'_>) -> R) -> R {
+        let version = self.version();
+        f(&Picker {
+            version: &version,
+            family: &version.families[0],
+            left_alone: &|_| false,
+            running,
+            memory: Memory { files: usize::MAX, bytes: u64::MAX },
+            compression: Compression::None,
+            turn: 0,
+            aged: &[],
+        })
+    }
+}
+
+#[test]
+fn new_files_are_merged_in_level_0_while_the_base_is_busy() {
+    let mut levels = no_files();
+    levels.files[0] = (0..10u64).rev().map(|n| file(&[1, 2], 10 + n)).collect();
+    levels.files[1] = vec![file(&[1, 3], 1)];
+    let first = levels.with_picker(&[], |picker| picker.pick(&picker.due()).unwrap());
+    assert_eq!((first.start, first.output, first.inputs.len()), (0, 1, 10));
+    // While it runs, seven more are flushed.
+    let mut later = levels.clone();
+    later.files[0].splice(0..0, (0..7u64).rev().map(|n| file(&[1, 2], 30 + n)));
+    let shifted = |slots: &[u32]| slots.iter().map(|slot| slot + 7).collect::<Vec<_>>();
+    let (inputs, overlapped) = (shifted(&first.inputs), shifted(&first.overlapped));
+    let first = Plan { inputs, overlapped, ..first };
+    let second = later.with_picker(&[&first], |picker| picker.pick(&picker.due()).unwrap());
+    assert_eq!((second.start, second.output), (0, 0));
+    assert_eq!(second.inputs, [0, 1, 2, 3, 4, 5, 6]);
+    let third = later.with_picker(&[&first, &second], |picker| picker.pick(&picker.due()));
+    assert_eq!(third, None, "one at a time");
+}
+
+#[test]
+fn a_range_takes_only_the_files_of_level_0_that_it_overlaps() {
+    let mut levels = no_files();
+    levels.files[0] = vec![
+        file(&[20, 21], 15),
+        file(&[3, 5], 14),
+        file(&[10, 12], 13),
+        file(&[5, 7], 12),
+        file(&[1, 2], 11),
+    ];
+    levels.files[1] = vec![file(&[0, 4], 1), file(&[8, 9], 2), file(&[21, 22], 3)];
+    let range = |from: Position, to: Position| KeyRange {
+        from: Some(bytes(2 * from, Comparator::Bytewise)),
+        to: Some(bytes(2 * to, Comparator::Bytewise)),
+    };
+    let taken = |range: &KeyRange, until: u64| {
+        levels.with_picker(&[], |picker| match picker.pick_in(0, range, None, until) {
+            InRange::Plan(plan) => (plan.inputs, plan.overlapped),
+            InRange::Nothing | InRange::Blocked => Default::default(),
+        })
+    };
+    assert_eq!(taken(&range(7, 8), u64::MAX), (vec![1, 3], vec![5]), "and what overlaps these");
+    assert_eq!(taken(&range(20, 22), u64::MAX), (vec![0], vec![7]));
+    assert_eq!(taken(&range(8, 10), u64::MAX), (vec![], vec![]));
+    assert_eq!(taken(&range(7, 25), u64::MAX).0, [0], "one group after the other");
 }

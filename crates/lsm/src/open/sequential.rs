@@ -8,7 +8,7 @@ const CHUNK: usize = 1 << 20;
 const _: () = assert!(CHUNK.is_multiple_of(LOG_BLOCK_BYTES));
 
 /// Reads a file in order, one piece ahead.
-pub(super) struct Sequential {
+pub(crate) struct Sequential {
     file: File,
     piece: Option<(u64, Slice)>,
     ahead: Option<(u64, fs::Reading)>,

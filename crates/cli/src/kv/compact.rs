@@ -1,0 +1,170 @@
+//! `kv compact`: this process compacts a directory; a running node compacts its own.
+
+use std::cell::Cell;
+use std::io::Write as _;
+use std::path::Path;
+use std::pin::pin;
+use std::rc::Rc;
+use std::time::Instant;
+
+use ::kv::Shard;
+use indicatif::ProgressBar;
+use lsm::{CompactionWatch, WriteOptions};
+use node::{Request, Size};
+use reactor::{Class, Core, timeout};
+use serde_json::{Value, json};
+
+use super::copies::{failure, open_closed, print, progress_bar, show};
+use super::key_argument;
+use crate::admin::Admin;
+use crate::answer::number;
+use crate::args::CompactArgs;
+use crate::failure::{Failure, Verdict};
+use crate::output::{hex, thousands};
+use crate::tool_core::on_core;
+
+/// The time between two steps of the progress bar.
+const STEP_NS: u64 = 200_000_000;
+
+/// A range of keys.
+#[derive(Clone)]
+struct Range {
+    from: Option<Vec<u8>>,
+    to: Option<Vec<u8>>,
+}
+
+/// Runs the command.
+#[expect(clippy::disallowed_methods, reason = "a tool reports how long it took")]
+pub fn run(args: CompactArgs) -> Result<Verdict, Failure> {
+    let (begun, as_json) = (Instant::now(), args.node.json);
+    let bound = |key: &Option<_>, name| {
+        key.clone().map(|key| key_argument(key, name, args.hex)).transpose()
+    };
+    let range = Range { from: bound(&args.from, "--from")?, to: bound(&args.to, "--to")? };
+    if let (Some(from), Some(to)) = (&range.from, &range.to)
+        && from >= to
+    {
+        return Err(Failure::new("the range is empty: --from must be less than --to"));
+    }
+    let mut done = on_core(args.io, async move |core| {
+        let interrupted = Rc::new(Cell::new(false));
+        let (flag, signals) = (interrupted.clone(), core.clone());
+        core.spawn(Class::Control, async move {
+            // Without a descriptor for signals, only SIGKILL ends this program.
+            flag.set(reactor::signal(&signals).await.is_ok());
+        });
+        match &args.data {
+            None => in_node(&core, &args, &range, &interrupted).await,
+            Some(data) => in_directory(&core, data, &args, &range, &interrupted).await,
+        }
+    })?;
+    let seconds = begun.elapsed().as_secs_f64();
+    done["seconds"] = seconds.into();
+    let text = format!(
+        "merged {} into {} in {} merges, moved {} files, in {seconds:.1} s",
+        Size(number(&done, "read_bytes")),
+        Size(number(&done, "written_bytes")),
+        thousands(number(&done, "merges")),
+        thousands(number(&done, "moved_files")),
+    );
+    if done["cancelled"] == true {
+        print(as_json, &done, &format!("cancelled: {text}"))?;
+        return Err(Failure::new("the compaction was cancelled; what is merged stays merged"));
+    }
+    print(as_json, &done, &text)?;
+    Ok(Verdict::Good)
+}
+
+fn summary(answer: &Value) -> Value {
+    let fields = ["merges", "moved_files", "read_bytes", "written_bytes", "cancelled"];
+    fields.iter().map(|&field| (field.to_owned(), answer[field].clone())).collect()
+}
+
+async fn in_node(
+    core: &Core,
+    args: &CompactArgs,
+    range: &Range,
+    interrupted: &Cell<bool>,
+) -> Result<Value, Failure> {
+    let mut admin = Admin::connect(&args.node)?;
+    let begun = admin.call(&Request::CompactBegin {
+        column_family: args.column_family.clone(),
+        from: range.from.as_deref().map(hex),
+        to: range.to.as_deref().map(hex),
+    })?;
+    let id = number(&begun, "id");
+    let (bar, mut said) = (progress_bar("compacting"), false);
+    loop {
+        let state = admin.call(&Request::CompactState { id })?;
+        if state["ended"] == true {
+            bar.finish_and_clear();
+            return Ok(summary(&state));
+        }
+        if state["paused"] == true && !said {
+            said = true;
+            let what = "millrace: merges are paused: the compaction goes on after a resume";
+            bar.suspend(|| writeln!(std::io::stderr(), "{what}")).ok();
+        }
+        show_part(&bar, (number(&state, "done_bytes"), number(&state, "total_bytes")));
+        if interrupted.take() {
+            admin.call(&Request::CompactCancel { id })?;
+        }
+        core.sleep_ns(STEP_NS).await;
+    }
+}
+
+/// Bytes are not known before the first merge.
+fn show_part(bar: &ProgressBar, (done, total): (u64, u64)) {
+    if total > 0 {
+        show(bar, done, total);
+    }
+}
+
+async fn in_directory(
+    core: &Core,
+    data: &Path,
+    args: &CompactArgs,
+    range: &Range,
+    interrupted: &Cell<bool>,
+) -> Result<Value, Failure> {
+    let write = WriteOptions { create: false, adopt: args.adopt, ..WriteOptions::default() };
+    let (db, writer) = open_closed(core, data, write).await?;
+    let shard = Shard::new(core, db.attach(core), writer);
+    let done = compacted(core, &shard, &args.column_family, range, interrupted).await;
+    let closed = shard.close().await;
+    let done = done?;
+    closed.map_err(|error| node::explain(data, &error))?;
+    Ok(done)
+}
+
+async fn compacted(
+    core: &Core,
+    shard: &Shard,
+    column_family: &str,
+    range: &Range,
+    interrupted: &Cell<bool>,
+) -> Result<Value, Failure> {
+    let families = shard.column_families();
+    let found = families.iter().find(|family| family.name == column_family);
+    let family = found
+        .ok_or_else(|| Failure::new(format!("no column family is named '{column_family}'")))?;
+    let (bar, watch) = (progress_bar("compacting"), CompactionWatch::default());
+    let bounds = (range.from.as_deref(), range.to.as_deref());
+    let mut work = pin!(shard.compact(family.id, bounds, &watch));
+    let done = loop {
+        match timeout(core, STEP_NS, work.as_mut()).await {
+            Ok(done) => break done,
+            Err(_) if interrupted.take() => shard.cancel_compaction(&watch),
+            Err(_) => show_part(&bar, watch.progress()),
+        }
+    };
+    bar.finish_and_clear();
+    let done = done.map_err(|error| failure(shard.path().to_owned(), &error))?;
+    Ok(json!({
+        "merges": done.merges,
+        "moved_files": done.moved_files,
+        "read_bytes": done.bytes,
+        "written_bytes": done.into_bytes,
+        "cancelled": done.cancelled,
+    }))
+}

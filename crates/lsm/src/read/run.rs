@@ -1,0 +1,49 @@
+//! The tables of a sorted run that an iterator goes through. Those of a level are shared with the
+//! version, so that a new iterator costs the same however many there are.
+
+use std::ops::Deref;
+use std::sync::Arc;
+
+use crate::version::{Level, Version};
+
+/// The slots of a sorted run, by smallest key.
+pub(crate) enum Run {
+    /// All tables of a sorted level.
+    Level(Arc<Level>),
+    /// Some tables of one.
+    Tables(Box<[u32]>),
+    /// A table of level 0.
+    Table([u32; 1]),
+}
+
+impl Run {
+    /// The largest sequence of its tables, or more.
+    pub fn largest_sequence(&self, version: &Version) -> u64 {
+        match self {
+            Run::Level(level) => level.largest_sequence(),
+            tables => {
+                let all = tables.iter().map(|&slot| version.meta(slot).largest_sequence);
+                all.max().unwrap_or(0)
+            }
+        }
+    }
+}
+
+impl Deref for Run {
+    type Target = [u32];
+
+    #[inline]
+    fn deref(&self) -> &[u32] {
+        match self {
+            Run::Level(level) => &level.slots,
+            Run::Tables(tables) => tables,
+            Run::Table(table) => table,
+        }
+    }
+}
+
+impl From<Vec<u32>> for Run {
+    fn from(tables: Vec<u32>) -> Run {
+        Run::Tables(tables.into())
+    }
+}

@@ -1,0 +1,194 @@
+//! Brings what the lookups of several keys will read into the processor's caches.
+//!
+//! A lookup in memory reads a line of the filter, one of the index's numbers, the offset of an
+//! index entry, the entry, the cache's table, the block's restart points and its entries. Each of
+//! these places depends on the one before, and a database is larger than the processor's caches, so
+//! a lookup waits about ten times for memory. The keys of a pipeline are known together: they take
+//! each step together here, so their waits overlap. The lookups follow, and find everything near.
+//!
+//! This decides nothing. A lookup that takes another way than the one foreseen here (a memtable has
+//! the key, a filter errs, an index has partitions) just waits for memory.
+
+use reactor::prefetch;
+use rocksfmt::{FilterKey, point_lookup};
+
+use crate::db::CfId;
+use crate::read::block::{Block, Layout};
+use crate::read::cache::BlockKey;
+use crate::read::seek::SeekKey;
+use crate::read::state::ReadContext;
+use crate::table::{Filter, Table};
+use crate::version::{Family, Version, user_key};
+
+/// Most keys that are warmed together: about as many as a processor core has reads of memory in
+/// flight.
+pub const WARM_MAX: usize = 16;
+/// Tables whose filters are asked for a key.
+const TABLES_MAX: usize = 4;
+/// Bytes of a cache line, and most lines of a value that are fetched.
+const LINE_BYTES: usize = 64;
+const VALUE_LINES: usize = 16;
+/// Bytes of an entry's key that is not short: it may be in two lines.
+const KEY_BYTES: usize = 32;
+/// Entries of a block that are walked.
+const ENTRIES_MAX: usize = 4;
+
+/// A key on its way through the steps.
+struct Warming<'a> {
+    seek: SeekKey,
+    filter_key: FilterKey<'a>,
+    /// The tables that may have it, newest first.
+    tables: [Option<(u32, &'a Table)>; TABLES_MAX],
+    /// The first of them whose filter has it.
+    table: Option<(u32, &'a Table)>,
+}
+
+/// Prefetches for lookups of `keys`; see [`crate::Reader::warm`].
+pub(crate) fn warm(context: &ReadContext, family: CfId, keys: &[&[u8]], sequence: u64) {
+    let version = &*context.view.version;
+    let Ok(family) = version.family(family) else { return };
+    let mut all: [Option<Warming<'_>>; WARM_MAX] =
+        std::array::from_fn(|at| keys.get(at).map(|key| find(version, family, key, sequence)));
+    let filters = all.iter().flatten().flat_map(|one| {
+        one.tables.iter().flatten().map(|(_, table)| (&one.filter_key, &table.filter))
+    });
+    for (key, filter) in filters {
+        if let Filter::Full { data, layout } = filter
+            && let Some(byte) = data.get(layout.line(key).start)
+        {
+            prefetch(byte);
+        }
+    }
+    warm_indexes(&mut all);
+    warm_blocks(context, family, &all);
+}
+
+/// Finds the tables that may have a key.
+fn find<'a>(version: &'a Version, family: &Family, key: &'a [u8], sequence: u64) -> Warming<'a> {
+    let comparator = family.comparator;
+    let seek = SeekKey::new(key, sequence);
+    let mut tables = [None; TABLES_MAX];
+    let mut free = tables.iter_mut();
+    let mut add = |slot: u32| {
+        let meta = version.meta(slot);
+        if comparator.cmp_user(user_key(&meta.smallest), key).is_le()
+            && comparator.cmp_internal(&meta.largest, seek.as_slice()).is_ge()
+            && let Ok(table) = version.table(slot)
+            && let Some(free) = free.next()
+        {
+            *free = Some((slot, table));
+        }
+    };
+    for (level, tables) in family.levels.iter().enumerate() {
+        if level == 0 {
+            tables.slots.iter().copied().for_each(&mut add);
+        } else if !tables.slots.is_empty() {
+            let at = tables.find(comparator, seek.as_slice());
+            tables.slots.get(at).copied().into_iter().for_each(&mut add);
+        }
+    }
+    Warming { seek, filter_key: FilterKey::new(key), tables, table: None }
+}
+
+/// Chooses each key's table, and takes the steps through its index.
+fn warm_indexes(all: &mut [Option<Warming<'_>>]) {
+    for one in all.iter_mut().flatten() {
+        let may_have = |table: &Table| match &table.filter {
+            Filter::Full { data, layout } => layout.may_contain(data, &one.filter_key),
+            Filter::None => true,
+            Filter::OnDemand(_) | Filter::Partitioned(_) => false,
+        };
+        one.table = one.tables.iter().flatten().find(|(_, table)| may_have(table)).copied();
+        if let Some((_, table)) = one.table
+            && let Some(search) = table.index.search()
+            && let Some(line) = search.line(&table.index.layout, one.seek.as_slice())
+        {
+            prefetch(line);
+        }
+    }
+    for (one, table) in chosen(all) {
+        let (data, layout) = (&table.index.data, &table.index.layout);
+        if let Some(search) = table.index.search()
+            && let Some(place) = search.restart(data, layout, one.seek.as_slice())
+        {
+            prefetch(place);
+        }
+    }
+    for (one, table) in chosen(all) {
+        let (data, layout) = (&table.index.data, &table.index.layout);
+        if let Some(search) = table.index.search()
+            && let Some(entry) = search.entry(data, layout, one.seek.as_slice())
+        {
+            prefetch(entry);
+        }
+    }
+}
+
+/// The keys that have a table, with it.
+fn chosen<'a, 'k>(
+    all: &'a [Option<Warming<'k>>],
+) -> impl Iterator<Item = (&'a Warming<'k>, &'k Table)> {
+    all.iter().flatten().filter_map(|one| Some((one, one.table?.1)))
+}
+
+/// Takes the steps through the data blocks that are in the cache.
+fn warm_blocks(context: &ReadContext, family: &Family, all: &[Option<Warming<'_>>]) {
+    let version = &context.view.version;
+    let cache = context.state.cache.borrow();
+    let mut scratch = Vec::new();
+    let mut handles = [None; WARM_MAX];
+    for (handle, one) in handles.iter_mut().zip(all) {
+        let Some((slot, table)) = one.as_ref().and_then(|one| one.table) else { continue };
+        let Some(one) = one else { continue };
+        if !table.two_level
+            && let Ok(Some(found)) =
+                table.index.lookup(family.comparator, one.seek.as_slice(), &mut scratch)
+        {
+            *handle = Some(BlockKey::of(version, slot, found));
+        }
+    }
+    let blocks: [Option<&Block>; WARM_MAX] = handles.map(|key| cache.peek(key?));
+    let blocks = || {
+        let found = blocks.iter().zip(all).enumerate();
+        found.filter_map(|(at, (block, one))| match block {
+            Some(Block { data, layout: Layout::Data(layout) }) => {
+                Some((at, &**data, layout, one.as_ref()?))
+            }
+            _ => None,
+        })
+    };
+    let fetch = |data: &[u8], at: usize| data.get(at).map_or((), prefetch);
+    let fetch_entry = |data: &[u8], at: usize| {
+        fetch(data, at);
+        fetch(data, at + KEY_BYTES);
+    };
+    for (_, data, layout, _) in blocks() {
+        fetch(data, layout.middle_place());
+    }
+    let mut at = [None; WARM_MAX];
+    for (nth, data, layout, _) in blocks() {
+        let middle = layout.middle_entry(data);
+        at[nth] = middle;
+        middle.into_iter().for_each(|entry| fetch_entry(data, entry));
+    }
+    for _ in 1..ENTRIES_MAX {
+        for (nth, data, layout, _) in blocks() {
+            // The next entries of small ones are in the same lines.
+            let next = at[nth].and_then(|from| {
+                let next = layout.entry_after(data, from)?;
+                (next - from > 2 * LINE_BYTES).then_some(next)
+            });
+            at[nth] = next;
+            next.into_iter().for_each(|entry| fetch_entry(data, entry));
+        }
+    }
+    for (_, data, layout, one) in blocks() {
+        let target = one.seek.as_slice();
+        if let Ok(rocksfmt::Lookup::Found { start, end, .. }) =
+            point_lookup(data, layout, family.comparator, target, &mut scratch)
+        {
+            let lines = (start as usize..end as usize).step_by(LINE_BYTES);
+            lines.take(VALUE_LINES).for_each(|line| fetch(data, line));
+        }
+    }
+}

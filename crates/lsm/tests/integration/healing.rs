@@ -1,0 +1,190 @@
+//! Writes of logs, of the MANIFEST and of names that fail, in a simulated world: the engine
+//! continues by itself, or says what it does not know.
+
+use std::path::Path;
+
+use crate::common::on_first_core;
+use lsm::{Db, Durability, Kind, OpenOptions, WriteOptions, Writer};
+use reactor::Core;
+use reactor::sim::{Access, Fault, FaultKind, SimConfig, World};
+
+const DIR: &str = "/db";
+const SECOND: u64 = 1_000_000_000;
+
+fn world(seed: u64) -> World {
+    let world = World::new(seed, 2, SimConfig::default());
+    world.add_dir(DIR);
+    world
+}
+
+async fn open(core: &Core, durability: Durability) -> (Db, Writer) {
+    let options = WriteOptions { durability, memtable_bytes: 100_000, ..WriteOptions::default() };
+    let opened = Db::open_for_writing(core, Path::new(DIR), OpenOptions::default(), options);
+    opened.await.unwrap()
+}
+
+fn key(number: u64) -> Vec<u8> {
+    format!("key{number:04}").into_bytes()
+}
+
+async fn put(writer: &Writer, number: u64) -> Result<u64, lsm::Error> {
+    writer.put(&key(number), &[number as u8; 100]).await
+}
+
+/// Checks that the keys below `there` exist and no other ones.
+async fn has_exactly(core: &Core, db: &Db, there: u64) {
+    let reader = db.attach(core);
+    for number in 0..there + 5 {
+        let found = reader.get(0, &key(number), None).await.unwrap();
+        let expected = [number as u8; 100];
+        assert_eq!(found.as_deref(), (number < there).then_some(&expected[..]), "key {number}");
+    }
+}
+
+#[test]
+fn a_log_that_fails_once_is_replaced_and_nobody_notices() {
+    let faults = |access| Fault::new(FaultKind::Error(5)).of(access).on(".log").after(12).times(1);
+    for (seed, durability) in [(0, Durability::Power), (1, Durability::Process)] {
+        for access in [Access::Write, Access::Sync] {
+            on_first_core(&world(seed), move |core, world| async move {
+                let (db, writer) = open(&core, durability).await;
+                world.add_fault(faults(access));
+                for number in 0..40 {
+                    put(&writer, number).await.unwrap();
+                    if number % 2 == 0 {
+                        writer.sync().unwrap().await.unwrap();
+                    }
+                }
+                let stats = writer.stats();
+                assert_eq!((stats.heals, stats.healing, stats.refused), (1, 0, 0), "{stats:?}");
+                assert!(writer.last_error().unwrap().to_string().contains(".log"));
+                assert!(writer.failure().is_none());
+                has_exactly(&core, &db, 40).await;
+                writer.close().await.unwrap();
+                drop((db, writer));
+                let (db, writer) = open(&core, durability).await;
+                has_exactly(&core, &db, 40).await;
+                writer.close().await.unwrap();
+            });
+        }
+    }
+}
+
+#[test]
+fn a_group_that_no_log_takes_is_refused_and_leaves_no_trace() {
+    on_first_core(&world(2), |core, world| async move {
+        let (db, writer) = open(&core, Durability::Power).await;
+        for number in 0..10 {
+            put(&writer, number).await.unwrap();
+        }
+        world.add_fault(Fault::new(FaultKind::Error(5)).of(Access::Sync).on(".log"));
+        let refused = put(&writer, 10).await.unwrap_err();
+        assert_eq!(refused.kind(), Kind::Full, "{refused}");
+        assert!(refused.to_string().contains("the log cannot be written for now"), "{refused}");
+        has_exactly(&core, &db, 10).await;
+        world.heal();
+        while put(&writer, 10).await.is_err() {
+            core.sleep_ns(SECOND / 10).await;
+        }
+        has_exactly(&core, &db, 11).await;
+        writer.close().await.unwrap();
+    });
+}
+
+#[test]
+fn without_tables_the_fate_of_the_group_is_unknown_until_they_can_be_written() {
+    on_first_core(&world(3), |core, world| async move {
+        let (db, writer) = open(&core, Durability::Power).await;
+        for number in 0..10 {
+            put(&writer, number).await.unwrap();
+        }
+        world.add_fault(Fault::new(FaultKind::Error(5)).of(Access::Sync).on(".log").times(1));
+        world.add_fault(Fault::new(FaultKind::Error(5)).of(Access::Write).on(".sst"));
+        let unknown = put(&writer, 10).await.unwrap_err();
+        assert_eq!(unknown.kind(), Kind::Io, "{unknown}");
+        assert!(unknown.to_string().contains("it is unknown whether"), "{unknown}");
+        assert_eq!(writer.stats().healing, 1);
+        let refused = put(&writer, 11).await.unwrap_err();
+        assert_eq!(refused.kind(), Kind::Full, "{refused}");
+        has_exactly(&core, &db, 10).await;
+        world.heal();
+        while put(&writer, 10).await.is_err() {
+            core.sleep_ns(SECOND / 10).await;
+        }
+        let stats = writer.stats();
+        assert_eq!((stats.heals, stats.healing), (1, 0), "{stats:?}");
+        has_exactly(&core, &db, 11).await;
+        writer.close().await.unwrap();
+    });
+}
+
+/// Waits until all memtables are tables.
+async fn flushed(core: &Core, writer: &Writer) {
+    while writer.stats().waiting_memtables > 0 {
+        core.sleep_ns(SECOND / 100).await;
+    }
+}
+
+#[test]
+fn a_manifest_that_fails_is_replaced() {
+    let manifest = || Fault::new(FaultKind::Error(5)).of(Access::Sync).within("MANIFEST-");
+    let current = || Fault::new(FaultKind::Error(5)).of(Access::Sync).on("CURRENT.dbtmp");
+    let names = || Fault::new(FaultKind::NameError(5)).on(DIR);
+    // Each with the number of failures; with one, nobody notices.
+    let cases = [
+        vec![manifest().times(1)],
+        vec![manifest().times(3)],
+        vec![manifest().times(1), current().times(3)],
+        vec![manifest().times(1), names().after(1).times(3)],
+    ];
+    for (seed, faults) in cases.into_iter().enumerate() {
+        on_first_core(&world(seed as u64), move |core, world| {
+            let faults = faults.clone();
+            async move {
+                let (db, writer) = open(&core, Durability::Power).await;
+                flushed(&core, &writer).await;
+                faults.into_iter().for_each(|fault| world.add_fault(fault));
+                let mut there = 0;
+                for _ in 0..3 {
+                    for _ in 0..150 {
+                        while put(&writer, there).await.is_err() {
+                            core.sleep_ns(SECOND / 10).await;
+                        }
+                        there += 1;
+                    }
+                    flushed(&core, &writer).await;
+                }
+                let stats = writer.stats();
+                assert_eq!((stats.heals, stats.healing), (1, 0), "{seed}: {stats:?}");
+                has_exactly(&core, &db, there).await;
+                let first = writer.clear(0).unwrap().await;
+                first.unwrap();
+                writer.close().await.unwrap();
+                let manifests = world.paths();
+                let manifests =
+                    manifests.iter().filter(|path| path.to_string_lossy().contains("MANIFEST-"));
+                assert!(manifests.count() <= 2, "{seed}: MANIFESTs are left");
+                drop((db, writer));
+                let (db, writer) = open(&core, Durability::Power).await;
+                has_exactly(&core, &db, 0).await;
+                writer.close().await.unwrap();
+            }
+        });
+    }
+}
+
+#[test]
+fn writing_ends_when_another_process_has_replaced_the_manifest() {
+    on_first_core(&world(4), |core, world| async move {
+        let (_db, writer) = open(&core, Durability::Power).await;
+        flushed(&core, &writer).await;
+        world.add_file(format!("{DIR}/CURRENT"), b"MANIFEST-000999\n".to_vec());
+        world.add_fault(
+            Fault::new(FaultKind::Error(5)).of(Access::Sync).within("MANIFEST-").times(1),
+        );
+        let error = writer.clear(0).unwrap().await.unwrap_err();
+        assert_eq!(error.kind(), Kind::Locked, "{error}");
+        assert!(error.to_string().contains("another process writes"), "{error}");
+        assert!(writer.failure().is_some() && put(&writer, 0).await.is_err());
+    });
+}

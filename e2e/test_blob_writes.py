@@ -1,0 +1,78 @@
+"""Millrace stores large values in blob files. After kill -9 under load RocksDB 7.8 or 9.8 opens the directory for writing, which is
+when unanchored blob files would be deleted, and reads every acknowledged value; then Millrace continues.
+"""
+
+import random
+import threading
+import time
+
+import databases
+import millrace
+import pytest
+import resp
+from test_blobs import blob_files, read_by_both
+
+
+def value(rng, round_, n):
+    """A value; most are larger than a blob's minimum."""
+    return b"%d of %d, " % (n, round_) * rng.choice([1, 30, 300, 2_000])
+
+
+def load(node, seed, round_, acknowledged, pending):
+    """Sets keys until the node ends. Each thread has its own keys."""
+    rng = random.Random(seed)
+    try:
+        with node.connect() as client:
+            for n in range(1_000_000):
+                key = b"%d-%03d" % (seed % 4, rng.randrange(60))
+                pending[key] = new = value(rng, round_, n)
+                client.call("SET", key, new)
+                acknowledged[key] = new
+                pending.pop(key)
+    except (OSError, resp.Closed):
+        pass
+
+
+def kill_under_load(path, log, durability, round_, model):
+    """Runs a node under load and kills it. Returns the writes that were not acknowledged."""
+    acknowledged, pending = [{} for _ in range(4)], [{} for _ in range(4)]
+    with millrace.node(path, log, "--durability", durability, "--blob-min", "200", writes=True) as node:
+        threads = [
+            threading.Thread(target=load, args=(node, 4 * round_ + n, round_, acknowledged[n], pending[n])) for n in range(4)
+        ]
+        for thread in threads:
+            thread.start()
+        time.sleep(1.0)
+        node.process.kill()
+        node.process.wait()
+        for thread in threads:
+            thread.join()
+    for of_thread in acknowledged:
+        model.update(of_thread)
+    return {key: new for of_thread in pending for key, new in of_thread.items()}
+
+
+def compare(found, model, pending):
+    for key, value in pending.items():
+        if found.get(key) == value:
+            model[key] = value
+    assert found.keys() == model.keys()
+    for key, value in model.items():
+        assert found[key] == value, key
+
+
+@pytest.mark.parametrize("durability", ["process", "power"])
+def test_acknowledged_values_survive_a_kill_and_stock_rocksdb(tmp_path, durability, long):
+    path, log, model = tmp_path / "db", tmp_path / "log", {}
+    # A table, which anchors the first blob file.
+    db = databases.open_rocks(path, **databases.SMALL_BLOCKS, format_version=5)
+    db[b"0-000"] = model[b"0-000"] = b"by RocksDB"
+    db.close()
+    assert not blob_files(path)
+    for round_ in range(10 if long else 2):
+        pending = kill_under_load(path, log, durability, round_, model)
+        assert blob_files(path)
+        compare(read_by_both(path), model, pending)
+    with millrace.node(path, log, writes=True) as node, node.connect() as client:
+        for key, expected in model.items():
+            assert client.call("GET", key) == expected
