@@ -108,7 +108,8 @@ def within(node, size):
     assert peak <= size * 1.15 + FIXED, f"{peak >> 20} MiB of {size >> 20} MiB: {parts}"
     # Its own figures are right.
     assert abs(said["used_memory_rss"] - status(node, "VmRSS")) < 16 * MIB
-    assert said["used_memory_peak"] <= status(node, "VmHWM")
+    # The kernel counts pages for each processor and sums them up approximately, so its maximum may even fall a little.
+    assert said["used_memory_peak"] <= status(node, "VmHWM") + MIB
     assert said["pool_bytes"] + said["tables_bytes"] + said["memtables_bytes"] <= said["used_memory"] + MIB
     assert said["used_memory"] <= said["used_memory_rss"] * 1.1
 

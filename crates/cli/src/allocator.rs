@@ -5,7 +5,7 @@
 //! these misses, and a page fault for each 4 KiB by which a cache grows. The kernel provides such
 //! pages on request; the C library's allocator does not request them.
 
-use tikv_jemalloc_ctl::{epoch, raw, stats};
+use tikv_jemalloc_ctl::{arenas, epoch, raw, stats};
 use tikv_jemallocator::Jemalloc;
 
 #[global_allocator]
@@ -32,13 +32,42 @@ pub fn allocated_bytes() -> u64 {
 /// jemalloc's default of 10 s would keep memory that a merge or a large value needed once.
 const DECAY_MS: isize = 200;
 
+/// Freed memory of this many bytes or more returns at once on a node with little memory. A few
+/// values of megabytes, each freed a moment ago, would otherwise be a large part of it.
+const AT_ONCE: usize = 1 << 20;
+
+/// Most arenas that are made in advance: one for each thread of a node with little memory.
+const ARENAS: u32 = 16;
+
 /// Makes freed memory return to the system soon. Call it before threads are started: the arenas of
 /// existing threads keep their settings.
-#[expect(unsafe_code, reason = "jemalloc's setting has no safe wrapper")]
 pub fn return_memory_soon() {
-    for name in [&b"arenas.dirty_decay_ms\0"[..], b"arena.0.dirty_decay_ms\0"] {
-        // SAFETY: the name ends in NUL, and both settings are a `ssize_t`, which `isize` is.
-        // If the allocator rejects the setting, it keeps its default.
-        let _ = unsafe { raw::write(name, DECAY_MS) };
+    for name in ["arenas.dirty_decay_ms", "arena.0.dirty_decay_ms"] {
+        set(name, DECAY_MS);
+    }
+    // The threshold is a setting of each arena, and an arena exists from its first thread on. The
+    // last one made is this thread's.
+    for arena in (0..arenas::narenas::read().unwrap_or(1).min(ARENAS)).rev() {
+        set("thread.arena", arena);
+        set(&format!("arena.{arena}.oversize_threshold"), AT_ONCE);
     }
 }
+
+/// Changes a setting. If the allocator rejects it, the old one stays.
+#[expect(unsafe_code, reason = "these settings of jemalloc have no safe wrapper")]
+fn set<T: Setting>(name: &str, value: T) {
+    let name = [name.as_bytes(), b"\0"].concat();
+    // SAFETY: the name ends in NUL, and jemalloc compares the value's size with that of the
+    // setting's type. The types that are `Setting` are plain integers, for which each bit pattern
+    // is valid.
+    let _ = unsafe { raw::write(&name, value) };
+}
+
+/// The types of jemalloc's settings.
+trait Setting: Copy {}
+/// `ssize_t`
+impl Setting for isize {}
+/// `size_t`
+impl Setting for usize {}
+/// `unsigned`
+impl Setting for u32 {}
