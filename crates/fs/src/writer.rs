@@ -1,20 +1,28 @@
 //! Sequential writing of a whole file: SST files, manifests, blob files.
 //!
-//! Appended data gathers in a buffer of [`CHUNK`] bytes. A full buffer is written while the next
-//! one fills. There are two, so a writer holds at most two chunks of its core's memory, and an
-//! append waits for the disk when both are full.
+//! Appended data gathers in a buffer of [`CHUNK`] bytes. Full buffers are written while the next
+//! one fills: up to [`WRITES_MAX`] at a time, fewer if memory is short. An append waits for the disk
+//! when no buffer is left.
 //!
 //! A direct file is written in whole blocks. A sync in mid-block writes that block padded with
 //! zeroes; later appends rewrite it in place, with the same beginning. Until [`FileWriter::finish`]
 //! has cut it to its length, a direct file may end in padding zeroes; so a log that must be
 //! readable after a crash should be buffered.
 
+use std::collections::VecDeque;
 use std::io;
 
 use reactor::{Buf, File, WriteAt};
 
 /// Bytes gathered before a write; a multiple of every block size we meet.
 const CHUNK: usize = 256 << 10;
+
+/// Most chunks that are being written. A disk that serves each of them slowly, because it is far
+/// away or serves others, still writes at its full rate.
+const WRITES_MAX: usize = 4;
+
+/// The chunks of one writer may take this part of its core's memory, if they are more than two.
+const MEMORY_SHARE: usize = 32;
 
 /// Appends to a file from its start.
 pub struct FileWriter {
@@ -26,7 +34,8 @@ pub struct FileWriter {
     filled: usize,
     /// Bytes of `buf` that have been written.
     written: usize,
-    under_way: Option<WriteAt>,
+    /// Chunks that are being written, in their order.
+    under_way: VecDeque<WriteAt>,
     /// A call failed or was dropped before it was done, so the file's contents are unknown.
     broken: bool,
 }
@@ -50,7 +59,7 @@ impl FileWriter {
             offset: 0,
             filled: 0,
             written: 0,
-            under_way: None,
+            under_way: VecDeque::new(),
             broken: false,
         })
     }
@@ -127,26 +136,32 @@ impl FileWriter {
         Ok(())
     }
 
-    /// Waits for the write in flight and returns its buffer.
+    /// Waits for the oldest write in flight and returns its buffer.
     async fn settle(&mut self) -> io::Result<Option<Buf>> {
-        let Some(write) = &mut self.under_way else {
+        let Some(write) = self.under_way.front_mut() else {
             return Ok(None);
         };
         let (result, buf) = write.await;
-        self.under_way = None;
+        self.under_way.pop_front();
         result.map(|()| Some(buf))
     }
 
-    /// Starts to write the full buffer and continues with the other.
+    /// Starts to write the full buffer and continues with another.
     async fn hand_over(&mut self) -> io::Result<()> {
-        let next = match self.settle().await? {
+        let core = self.file.core();
+        let most = (core.pool().limit() / MEMORY_SHARE / CHUNK).clamp(2, WRITES_MAX + 1) - 1;
+        let spare = if self.under_way.len() < most { core.alloc(CHUNK) } else { None };
+        let next = match spare {
             Some(buf) => buf,
-            None => self.file.core().alloc_wait(CHUNK).await?,
+            None => match self.settle().await? {
+                Some(buf) => buf,
+                None => self.file.core().alloc_wait(CHUNK).await?,
+            },
         };
         if let Some(full) = self.buf.replace(next) {
             let mut write = self.file.write_at(self.offset, full, CHUNK);
             write.start();
-            self.under_way = Some(write);
+            self.under_way.push_back(write);
         }
         self.offset += CHUNK as u64;
         (self.filled, self.written) = (0, 0);
@@ -156,7 +171,7 @@ impl FileWriter {
     /// Writes all appended data and waits for it. The partial last block of a direct file stays in
     /// the buffer, to be rewritten with the data that follows.
     async fn flush(&mut self) -> io::Result<()> {
-        self.settle().await?;
+        while self.settle().await?.is_some() {}
         if self.filled == self.written {
             return Ok(());
         }

@@ -1,6 +1,7 @@
 //! The flags of `millrace kv compact` and `millrace kv compaction`.
 
 use std::ffi::OsString;
+use std::num::NonZeroUsize;
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand, ValueHint};
@@ -44,6 +45,9 @@ pub struct CompactArgs {
     /// read it
     #[arg(long, requires = "data")]
     pub adopt: bool,
+    /// How many processors to use [default: all]
+    #[arg(long, value_name = "N", requires = "data")]
+    pub cores: Option<NonZeroUsize>,
     /// How to access the disk
     #[arg(long, value_name = "DRIVER", value_parser = driver(), default_value = "auto")]
     #[arg(requires = "data", hide_short_help = true)]

@@ -21,7 +21,7 @@ use crate::answer::number;
 use crate::args::CompactArgs;
 use crate::failure::{Failure, Verdict};
 use crate::output::{hex, thousands};
-use crate::tool_core::on_core;
+use crate::tool_core::on_cores;
 
 /// The time between two steps of the progress bar.
 const STEP_NS: u64 = 200_000_000;
@@ -46,7 +46,8 @@ pub fn run(args: CompactArgs) -> Result<Verdict, Failure> {
     {
         return Err(Failure::new("the range is empty: --from must be less than --to"));
     }
-    let mut done = on_core(args.io, async move |core| {
+    let cores = args.cores.map_or(usize::MAX, |cores| cores.get());
+    let mut done = on_cores(args.io, cores, async move |core| {
         let interrupted = Rc::new(Cell::new(false));
         let (flag, signals) = (interrupted.clone(), core.clone());
         core.spawn(Class::Control, async move {

@@ -412,7 +412,7 @@ impl Iter {
     #[inline]
     async fn step_source(&mut self, at: usize, direction: Direction) -> Result<()> {
         match &mut self.sources[at] {
-            Source::Level(level) => level.step(direction).await,
+            Source::Level(level) => level.step(direction).await.map(|_| ()),
             Source::Memory(mem, cursor) => {
                 let mem = &self.context.view.version.families[self.family_at].mems[*mem];
                 match direction {

@@ -13,6 +13,9 @@ use crate::read::value::Value;
 use crate::read::walk::{Direction, Position};
 use crate::version::user_key;
 
+/// Blocks after the current one that are searched for a position before a seek.
+const NEAR_BLOCKS: usize = 2;
+
 /// The bounds of an iterator as user keys: lower inclusive, upper exclusive.
 #[derive(Default)]
 pub(crate) struct Bounds {
@@ -145,15 +148,17 @@ impl LevelIter {
         self.block = None;
     }
 
-    /// Reads the current block again after [`LevelIter::shed`]. Suspends for it.
-    pub async fn regain(&mut self) -> Result<()> {
+    /// Reads the current block again after [`LevelIter::shed`]. Suspends for it. Whether it was
+    /// released.
+    pub async fn regain(&mut self) -> Result<bool> {
         if self.valid()
             && self.block.is_none()
             && let Some(ahead) = &self.ahead
         {
             self.block = Some(ahead.again().await?);
+            return Ok(true);
         }
-        Ok(())
+        Ok(false)
     }
 
     /// The slot of the current table, or of the last one.
@@ -183,7 +188,30 @@ impl LevelIter {
             Direction::Forward => Position::AtOrAfter(target),
             Direction::Backward => Position::AtOrBefore(target),
         };
+        if direction == self.direction && self.find_near(position).await? {
+            return Ok(());
+        }
         self.seek(position, direction).await
+    }
+
+    /// Moves on to a position if it is in this block or the next ones. A seek would read this block
+    /// again for each of many small ranges in it.
+    async fn find_near(&mut self, position: Position<'_>) -> Result<bool> {
+        if self.block.is_none() {
+            return Ok(false);
+        }
+        if self.seek_in_block(position)? {
+            return Ok(true);
+        }
+        for _ in 0..NEAR_BLOCKS {
+            if self.take_block(self.direction, position).await? {
+                return Ok(true);
+            }
+            if self.block.is_none() {
+                break;
+            }
+        }
+        Ok(false)
     }
 
     /// The first key of a table before `target` that has sequences above `hidden`, if there is one.
@@ -365,6 +393,13 @@ impl LevelIter {
         let bounds = self.bounds.clone();
         let Some(ahead) = &mut self.ahead else { return Ok(false) };
         let Some(block) = ahead.next(bounds.ahead(direction)).await? else { return Ok(false) };
+        self.block = Some(block);
+        self.seek_in_block(position)
+    }
+
+    /// Moves to a position in the current block; false if it has none.
+    fn seek_in_block(&mut self, position: Position<'_>) -> Result<bool> {
+        let Some(block) = &self.block else { return Ok(false) };
         let (data, layout) = (&block.data, block.entries());
         let found = match position {
             Position::First => self.cursor.seek_to_first(data, layout),
@@ -374,9 +409,7 @@ impl LevelIter {
                 self.cursor.seek_for_prev(data, layout, self.comparator, key)
             }
         };
-        let found = found.map_err(|e| self.format(&e))?;
-        self.block = Some(block);
-        Ok(found)
+        found.map_err(|e| self.format(&e))
     }
 
     /// Moves on to the neighbouring table, keeping the read-ahead's window.
@@ -422,7 +455,7 @@ impl LevelIter {
 
     /// Moves within the current block; false at its end in this direction.
     #[inline]
-    pub fn step_in_block(&mut self, direction: Direction) -> Result<bool> {
+    fn step_in_block(&mut self, direction: Direction) -> Result<bool> {
         let Some(block) = &self.block else { return Ok(false) };
         let (data, layout) = (&block.data, block.entries());
         let moved = match direction {
@@ -432,13 +465,14 @@ impl LevelIter {
         moved.map_err(|e| self.format(&e))
     }
 
-    /// Moves one entry in a direction. Suspends for the next block.
-    pub async fn step(&mut self, direction: Direction) -> Result<()> {
+    /// Moves one entry in a direction. Suspends for the next block. Whether the entry is in the same
+    /// block.
+    pub async fn step(&mut self, direction: Direction) -> Result<bool> {
         if direction != self.direction {
             self.turn(direction).await?;
         }
         if self.step_in_block(direction)? {
-            return Ok(());
+            return Ok(true);
         }
         if self.edge.take() == Some(direction) {
             self.cursor.reset();
@@ -448,7 +482,8 @@ impl LevelIter {
             Direction::Forward => Position::First,
             Direction::Backward => Position::Last,
         };
-        self.settle(direction, position).await
+        self.settle(direction, position).await?;
+        Ok(false)
     }
 
     /// Reverses the direction: the current block stays, and only the blocks after it change.

@@ -24,7 +24,7 @@ use crate::write::compaction_iter::{Around, CompactionIter, Place, Rules};
 use crate::write::job::{self, ENTRIES_AT_ONCE, Job};
 use crate::write::merge::below::Below;
 use crate::write::merge::output::Output;
-use crate::write::merge::sources::Merging;
+use crate::write::merge::sources::{Merging, common_bytes};
 use crate::write::pace::{MergeCounters, Pace, Paced};
 use crate::write::picker::{KeyRange, Plan};
 
@@ -99,7 +99,7 @@ impl MergePart {
         let covered = self.tombstones(family, oldest, &below, &mut output)?;
         let mut paced = Paced::new(&self.pace, &job.busy);
         let share = job.core.pool().limit() / MEMORY_SHARE as usize;
-        let mut merging = Merging::new(sources, comparator, share);
+        let mut merging = Merging::new(sources, comparator, common_bytes(version, plan), share);
         if let Err(error) = merging.regain().await {
             return unread(merging.first().map_or(0, LevelIter::slot), error).await;
         }
@@ -114,7 +114,8 @@ impl MergePart {
             merge_bytes: merge_bytes_max(&job.core),
             filter: family.filter.clone(),
         });
-        let (mut steps, mut written) = (0, 0);
+        // The counters are shared with the other parts' cores.
+        let (mut steps, mut entries, mut written) = (0, 0, 0);
         while let Some(source) = merging.first() {
             if is_after(source.user_key()) {
                 break;
@@ -133,19 +134,21 @@ impl MergePart {
                 };
             }
             let bytes = (iter.input_key().len() + value.len()) as u64;
-            self.done.entries.fetch_add(bytes, Ordering::Relaxed);
+            entries += bytes;
             if let Err(error) = merging.step().await {
                 return unread(merging.first().map_or(slot, LevelIter::slot), error).await;
             }
             paced.done(&job.core, bytes).await;
             steps += 1;
             if steps % ENTRIES_AT_ONCE == 0 {
+                self.done.entries.fetch_add(std::mem::take(&mut entries), Ordering::Relaxed);
                 let now = output.written();
                 self.done.written.fetch_add(now.saturating_sub(written), Ordering::Relaxed);
                 written = written.max(now);
                 job.core.checkpoint().await;
             }
         }
+        self.done.entries.fetch_add(entries, Ordering::Relaxed);
         iter.finish(&mut around);
         output.add_all(&mut iter, b"").await?;
         let merged = output.finish().await?;
