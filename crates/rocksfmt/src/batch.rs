@@ -131,29 +131,58 @@ impl BatchWriter {
         &mut self,
         mut store: impl FnMut(u32, &[u8], &[u8], &mut Vec<u8>) -> bool,
     ) -> Result<()> {
-        let mut moved: Option<Vec<u8>> = None;
         let mut index = Vec::new();
+        self.replace(|op, out| {
+            let Op::Put { cf, key, value } = op else { return false };
+            index.clear();
+            let is_stored = store(cf, key, value, &mut index);
+            if is_stored {
+                put_operation(out, tag::BLOB_INDEX, tag::CF_BLOB_INDEX, cf, key);
+                put_lps(out, &index);
+            }
+            is_stored
+        })
+    }
+
+    /// The opposite: replaces references to blob files by their values. `load` gets the column
+    /// family and the reference, and returns the value if it is to take the reference's place.
+    ///
+    /// # Errors
+    /// As for [`BatchWriter::store_values`].
+    pub fn restore_values<'v>(
+        &mut self,
+        mut load: impl FnMut(u32, &[u8]) -> Option<&'v [u8]>,
+    ) -> Result<()> {
+        self.replace(|op, out| {
+            let Op::BlobIndex { cf, key, index } = op else { return false };
+            let value = load(cf, index);
+            if let Some(value) = value {
+                put_operation(out, tag::PUT, tag::CF_PUT, cf, key);
+                put_lps(out, value);
+            }
+            value.is_some()
+        })
+    }
+
+    /// Replaces operations: `new` appends the new one and returns true, or leaves the old one.
+    fn replace(&mut self, mut new: impl FnMut(Op, &mut Vec<u8>) -> bool) -> Result<()> {
+        let mut changed: Option<Vec<u8>> = None;
+        let mut operation = Vec::new();
         let mut d = Decoder::new(&self.bytes[BATCH_HEADER_BYTES..]);
         while !d.is_empty() {
             let start = self.bytes.len() - d.len();
             let op = read_op(&mut d)?;
             let end = self.bytes.len() - d.len();
-            index.clear();
-            match op {
-                Op::Put { cf, key, value } if store(cf, key, value, &mut index) => {
-                    let out = moved.get_or_insert_with(|| self.bytes[..start].to_vec());
-                    put_operation(out, tag::BLOB_INDEX, tag::CF_BLOB_INDEX, cf, key);
-                    put_lps(out, &index);
-                }
-                _ => {
-                    if let Some(out) = &mut moved {
-                        out.extend_from_slice(&self.bytes[start..end]);
-                    }
-                }
+            operation.clear();
+            if new(op, &mut operation) {
+                let out = changed.get_or_insert_with(|| self.bytes[..start].to_vec());
+                out.extend_from_slice(&operation);
+            } else if let Some(out) = &mut changed {
+                out.extend_from_slice(&self.bytes[start..end]);
             }
         }
-        if let Some(moved) = moved {
-            self.bytes = moved;
+        if let Some(changed) = changed {
+            self.bytes = changed;
         }
         Ok(())
     }

@@ -16,9 +16,9 @@
 //!    closes the database; or operations on the disk fail, once or for a while: on logs, tables,
 //!    the MANIFEST, CURRENT or names. Or the disk is full for a while. Writes are then refused
 //!    without effect, or their fate is unknown until the next opening or the next accepted write.
-//!    Reading continues, and writing continues in the same process when the disk works again. Only
-//!    a blob file that cannot be written ends writing until the next opening. In some worlds the
-//!    device also stalls for a second now and then, and one read fails: that is repeated.
+//!    Reading continues, and writing continues in the same process when the disk works again. In
+//!    some worlds the device also stalls for a second now and then, and one read fails: that is
+//!    repeated.
 //!
 //! After a power cut less is promised of writes acknowledged at `process`: the opening may then
 //! fail with damage in a log; with salvage it must succeed, and every key must have one of the
@@ -851,20 +851,13 @@ impl Process {
         if !self.sound {
             self.world.heal();
         }
-        let blob_failed = |error: &Error| !self.sound && error.to_string().contains(".blob");
         if result.is_ok() && (self.scarce || !self.sound) {
             result = self.goes_on(core, &writer).await;
         }
-        let went_on = result.is_ok() || result.as_ref().is_err_and(blob_failed);
-        assert!(went_on, "the disk ended writing: {result:?}");
+        assert!(result.is_ok(), "the disk ended writing: {result:?}");
         if result.is_ok() && self.below(2) == 0 {
             result = writer.close().await;
             self.model.borrow_mut().report.closes += u64::from(result.is_ok());
-        }
-        if result.as_ref().is_err_and(blob_failed) {
-            // A blob file that cannot be written ends writing; the next opening continues.
-            self.model.borrow_mut().report.failures += 1;
-            result = Ok(());
         }
         // Reading continues, whether or not writing has ended.
         let least = self.model.borrow().acknowledged;
@@ -951,6 +944,14 @@ fn add_faults(world: &World, rng: &mut Rng) {
     world.add_fault(Fault::new(FaultKind::Stall(0..5_000_000)).of(Access::Sync).chance(20_000));
 }
 
+/// Blob files that fail, once or for a while.
+fn add_blob_faults(world: &World, rng: &mut Rng) {
+    let access = if rng.below(3) == 0 { Access::Write } else { Access::Sync };
+    let fault = Fault::new(FaultKind::Error([5, 28][rng.index(2)])).of(access).on(".blob");
+    let times = [1, 1, 3, 1_000_000][rng.index(4)];
+    world.add_fault(fault.after(rng.below(12)).times(times));
+}
+
 /// A device that now and then stalls for a second, transfers less than requested, and fails one
 /// read: nobody may notice more than the time.
 fn add_roughness(world: &World, rng: &mut Rng) {
@@ -1010,6 +1011,7 @@ pub fn engine_judged(
     let blob_min = [None, Some(300), Some(30), Some(3_000)][seed as usize / 2 % 4];
     // Their garbage is collected early, late, or not.
     let blob_space = [Some(1.1), Some(1.5), Some(1.1), Some(100.0)][seed as usize / 8 % 4];
+    let mut blob_faults = (failing && blob_min.is_some()).then(|| Rng::new(seed ^ 0xB10B));
     // Some worlds have one durability; in others it changes.
     let durability = [None, Some(Durability::Power), Some(Durability::Process)][rng.index(3)];
     let keys = [8, 60, 400][rng.index(3)];
@@ -1034,6 +1036,11 @@ pub fn engine_judged(
         let fails = failing && (seed >= FAILING || rng.coin());
         if fails {
             add_faults(&world, &mut rng);
+            if let Some(rng) = &mut blob_faults
+                && rng.coin()
+            {
+                add_blob_faults(&world, rng);
+            }
         }
         if let Some(rng) = &mut roughness {
             add_roughness(&world, rng);

@@ -33,7 +33,13 @@ const FLAWS: [Flaw; 20] = [
 ];
 
 /// Mutants of healing after failed writes.
-const OF_HEALING: [&str; 3] = ["heals_at_once", "unknown_is_refused", "broken_log_goes_first"];
+const OF_HEALING: [&str; 5] = [
+    "heals_at_once",
+    "unknown_is_refused",
+    "broken_log_goes_first",
+    "values_stay_in_failed_file",
+    "failed_values_stay",
+];
 
 /// Mutants that only the scenario of the MANIFEST finds.
 const OF_MANIFEST: [&str; 3] =

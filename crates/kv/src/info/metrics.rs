@@ -220,9 +220,11 @@ const SHARD_COUNTERS: &[(&str, &str, Written)] = &[
         "Batches refused because the disk was full, or something could not be written for now",
         |shard| shard.writer.refused,
     ),
-    ("heals_total", "Logs and MANIFESTs that were replaced after a failed write", |shard| {
-        shard.writer.heals
-    }),
+    (
+        "heals_total",
+        "Logs, MANIFESTs and blob files that were replaced after a failed write",
+        |shard| shard.writer.heals,
+    ),
     ("table_failures_total", "Flushes and merges that failed and were tried again", |shard| {
         shard.writer.table_failures
     }),

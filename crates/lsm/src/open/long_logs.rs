@@ -163,7 +163,7 @@ impl Pieces<'_> {
             }
             let mem = Mem::Recovered(sorting.finish());
             let mut blobs = self.blobs.take();
-            let table = flush::table(&self.job, family, &mem, 0, &pace, &mut blobs).await?;
+            let table = flush::table(&self.job, family, &mem, 0, &pace, &mut blobs, None).await?;
             self.blobs.replace(blobs);
             self.tables.borrow_mut().entry(id).or_default().push(table);
         }

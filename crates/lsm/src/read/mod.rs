@@ -18,7 +18,7 @@
 //! `write` or `open`.
 
 pub(crate) mod ahead;
-mod blob;
+pub(crate) mod blob;
 mod block;
 mod cache;
 mod chunk;

@@ -15,7 +15,14 @@
 //!    a crash left open (`open/blob_tails.rs`).
 //!
 //! If a blob file cannot be created, values stay in the log and in tables as small ones do. If one
-//! cannot be written or flushed, writing ends.
+//! cannot be written or flushed, it is given up: nothing more is written to it, and a new one takes
+//! its place after a pause.
+//!
+//! - After a failed write, and at `power` after a failed flush, the values of the group are still
+//!   in memory. They go to the log; the values before them are durable or will be flushed.
+//! - At `process` a failed flush may have lost values that memtables refer to; as long as the
+//!   process lives, readers still see them. The next flush of memtables copies them into tables
+//!   ([`Blobs::failed`]), and the memtables count as full so that it comes soon.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -72,6 +79,8 @@ pub(crate) struct Blobs {
     create_after_ns: Cell<u64>,
     /// A merge cannot be installed before a memtable is flushed.
     pub wants_flush: Cell<bool>,
+    /// How often a flush of a file has failed.
+    failures: Cell<u64>,
 }
 
 /// Bytes of the values in a blob file of a family, about.
@@ -105,6 +114,8 @@ struct InLogs {
     number: u64,
     /// No log with this number or a larger one refers to it.
     until_log: u64,
+    /// A flush has failed: the values that logs refer to may never be durable.
+    is_failed: bool,
 }
 
 impl Blobs {
@@ -119,7 +130,12 @@ impl Blobs {
         let manifest = &db.0.manifest.column_families;
         let recovered = manifest.values().flat_map(|family| {
             let reserved = family.live_blob_files().filter(|blob| blob.is_reserved());
-            reserved.map(|blob| InLogs { family: family.id, number: blob.number, until_log })
+            reserved.map(|blob| InLogs {
+                family: family.id,
+                number: blob.number,
+                until_log,
+                is_failed: false,
+            })
         });
         Blobs {
             stores: RefCell::new(stores.collect()),
@@ -130,6 +146,7 @@ impl Blobs {
             in_logs: RefCell::new(recovered.collect()),
             create_after_ns: Cell::new(0),
             wants_flush: Cell::new(false),
+            failures: Cell::new(0),
         }
     }
 
@@ -181,6 +198,34 @@ impl Blobs {
         self.unsealed.borrow().contains_key(&number)
     }
 
+    /// How often a flush of a file has failed.
+    pub fn failures(&self) -> u64 {
+        self.failures.get()
+    }
+
+    /// The files of which a flush has failed, and to which logs may refer: their values must not
+    /// be referred to by tables.
+    pub fn failed(&self) -> Vec<u64> {
+        let all = self.in_logs.borrow();
+        all.iter().filter(|file| file.is_failed).map(|file| file.number).collect()
+    }
+
+    /// Whether the log of this number may refer to such a file.
+    pub fn has_failed(&self, log: u64) -> bool {
+        self.in_logs.borrow().iter().any(|file| file.is_failed && log < file.until_log)
+    }
+
+    /// Takes a file out of use: it is sealed.
+    fn retire(&self, db: &Db, file: OpenBlobFile) {
+        let until_log = db.next_file();
+        for in_logs in self.in_logs.borrow_mut().iter_mut() {
+            if in_logs.number == file.number {
+                in_logs.until_log = until_log;
+            }
+        }
+        self.sealing.borrow_mut().push(Rc::new(file));
+    }
+
     /// Notes that no log before `next_log` is needed any more.
     pub fn flushed(&self, next_log: u64) {
         self.in_logs.borrow_mut().retain(|file| file.until_log > next_log);
@@ -206,26 +251,36 @@ impl Blobs {
         Ok(wanted)
     }
 
-    /// Appends the large values of a group to the open blob files. Returns their number and their
-    /// bytes.
-    fn store(&self, group: &mut [Pending]) -> Result<(u64, u64)> {
+    /// Appends the large values of a group to the open blob files.
+    fn store(&self, group: &mut [Pending]) -> Result<()> {
         let (stores, mut open) = (self.stores.borrow(), self.open.borrow_mut());
-        let mut stored = (0, 0);
         for (batch, _) in batches(group) {
             let moved = batch.store_values(|cf, key, value, index| {
                 let store = stores.get(&cf);
                 let is_large = store.is_some_and(|store| value.len() >= store.value_min);
                 let file = open.get_mut(&cf).filter(|_| is_large);
-                let is_stored = file.is_some_and(|file| file.put(key, value, index));
-                if is_stored {
-                    stored = (stored.0 + 1, stored.1 + record_bytes(key, value));
-                }
-                is_stored
+                file.is_some_and(|file| file.put(key, value, index))
             });
             moved.map_err(|e| Error::format("a batch", &e))?;
         }
-        Ok(stored)
+        Ok(())
     }
+}
+
+/// Takes the values of a group back that could not be written to `file`.
+fn restore(group: &mut [Pending], file: &OpenBlobFile) -> Result<()> {
+    for (batch, _) in batches(group) {
+        let restored = batch.restore_values(|_, index| {
+            let index = BlobIndex::parse(index).ok()?;
+            let at = index
+                .offset
+                .checked_sub(file.start)
+                .filter(|_| index.file_number == file.number)?;
+            file.buffer.get(at as usize..)?.get(..index.size as usize)
+        });
+        restored.map_err(|e| Error::format("a batch", &e))?;
+    }
+    Ok(())
 }
 
 fn record_bytes(key: &[u8], value: &[u8]) -> u64 {
@@ -248,6 +303,10 @@ struct OpenBlobFile {
     start: u64,
     /// The number of its values.
     count: u64,
+    /// End and number of the values that were written without an error.
+    written: (u64, u64),
+    /// A write or a flush has failed: nothing more is written to it.
+    is_given_up: bool,
 }
 
 impl OpenBlobFile {
@@ -285,6 +344,7 @@ impl OpenBlobFile {
         }
         self.buffer.drain(..done);
         self.start += done as u64;
+        self.written = (self.end, self.count);
         Ok(())
     }
 }
@@ -331,8 +391,10 @@ impl WriteState {
     /// Moves the large values of a group to blob files. Their references take their places in the
     /// batches. Suspends for the disk.
     ///
+    /// If a blob file cannot be written, its part of the values stays in the batches.
+    ///
     /// # Errors
-    /// The device's; after one, writing ends.
+    /// Those that end writing.
     pub async fn store_large_values(&self, group: &mut [Pending]) -> Result<()> {
         let wanted = self.blobs.wanted(group)?;
         if wanted.is_empty() {
@@ -341,20 +403,69 @@ impl WriteState {
         for (&family, &bytes) in &wanted {
             self.make_room(family, bytes).await?;
         }
-        let (count, bytes) = self.blobs.store(group)?;
-        self.blobs.unflushed.set(self.blobs.unflushed.get() + bytes);
-        self.count(|stats| {
-            stats.blob_values += count;
-            stats.blob_bytes += bytes;
-        });
+        self.blobs.store(group)?;
         for family in wanted.into_keys() {
             // It is not in the map while it is written.
             let Some(mut file) = self.blobs.open.borrow_mut().remove(&family) else { continue };
-            let written = file.write().await;
+            let before = file.written;
+            if let Err(error) = file.write().await {
+                if !mutant("values_stay_in_failed_file") {
+                    restore(group, &file)?;
+                }
+                self.note_blob_failure(&error);
+                (file.end, file.count) = file.written;
+                file.is_given_up = true;
+                self.blobs.retire(&self.db, file);
+                self.changed.notify_all();
+                continue;
+            }
+            let (count, bytes) = (file.written.1 - before.1, file.written.0 - before.0);
             self.blobs.open.borrow_mut().insert(family, file);
-            written.inspect_err(|error| self.fail(error))?;
+            self.blobs.unflushed.set(self.blobs.unflushed.get() + bytes);
+            self.count(|stats| {
+                stats.blob_values += count;
+                stats.blob_bytes += bytes;
+            });
         }
         Ok(())
+    }
+
+    /// A blob file is given up.
+    fn note_blob_failure(&self, error: &Error) {
+        let after_ns = self.core.now_ns() + CREATE_PAUSE_NS;
+        self.blobs.create_after_ns.set(after_ns);
+        self.retries.note_blob_heal(error);
+        tracing::error!(
+            "{}: {error}; a new blob file takes its place; check the device",
+            self.dir.path().display()
+        );
+    }
+
+    /// A flush of a blob file has failed. What it should have made durable may be lost once the
+    /// process ends.
+    fn note_failed_flush(&self, number: u64, error: &Error) {
+        let blobs = &self.blobs;
+        self.note_blob_failure(error);
+        blobs.unsealed.borrow_mut().remove(&number);
+        let given_up = {
+            let mut open = blobs.open.borrow_mut();
+            let family = open.values().find(|file| file.number == number).map(|file| file.family);
+            family.and_then(|family| open.remove(&family))
+        };
+        if let Some(mut file) = given_up {
+            file.is_given_up = true;
+            blobs.retire(&self.db, file);
+        }
+        // At `power` all values that a log names were durable before.
+        if self.options.durability == Durability::Process && !mutant("failed_values_stay") {
+            let mut in_logs = blobs.in_logs.borrow_mut();
+            in_logs
+                .iter_mut()
+                .filter(|file| file.number == number)
+                .for_each(|file| file.is_failed = true);
+            blobs.failures.set(blobs.failures.get() + 1);
+        }
+        self.changed.notify_all();
     }
 
     /// Makes sure that a family has an open blob file, with room for `bytes` unless that is more
@@ -386,13 +497,7 @@ impl WriteState {
             }
         };
         if let Some(full) = full {
-            let until_log = self.db.next_file();
-            for file in blobs.in_logs.borrow_mut().iter_mut() {
-                if file.number == full.number {
-                    file.until_log = until_log;
-                }
-            }
-            blobs.sealing.borrow_mut().push(Rc::new(full));
+            blobs.retire(&self.db, full);
             self.changed.notify_all();
         }
         let has_table = |version: &Version| {
@@ -436,7 +541,7 @@ impl WriteState {
             return Ok(None);
         }
         self.blobs.unsealed.borrow_mut().insert(number, file.open.file.clone());
-        let in_logs = InLogs { family, number, until_log: u64::MAX };
+        let in_logs = InLogs { family, number, until_log: u64::MAX, is_failed: false };
         self.blobs.in_logs.borrow_mut().push(in_logs);
         let edit = VersionEdit {
             column_family: family,
@@ -487,6 +592,8 @@ impl WriteState {
             buffer: header.encode().to_vec(),
             start: 0,
             count: 0,
+            written: (BLOB_HEADER_BYTES as u64, 0),
+            is_given_up: false,
         };
         write(&open.file, &name, bytes - UNIT, &footer, footer.len(), footer.len()).await?;
         open.write().await?;
@@ -494,19 +601,24 @@ impl WriteState {
         Ok(Prepared { open, meta, shared: Some(Arc::new(BlobFile { file: shared })) })
     }
 
-    /// Makes durable all values in files that are not sealed.
-    ///
-    /// # Errors
-    /// The device's; after one, writing ends.
-    pub async fn sync_blob_files(&self) -> Result<()> {
+    /// Makes durable all values in files that are not sealed. Files of which that fails are given
+    /// up: see [`Blobs::failed`].
+    pub async fn sync_blob_files(&self) {
         if self.options.durability == Durability::Power || mutant("tables_before_values") {
-            return Ok(());
+            return;
         }
-        let unsealed: Vec<File> = self.blobs.unsealed.borrow().values().cloned().collect();
-        for file in unsealed {
-            sync(&file).await.inspect_err(|error| self.fail(error))?;
+        let unsealed: Vec<(u64, File)> = {
+            let unsealed = self.blobs.unsealed.borrow();
+            unsealed.iter().map(|(&number, file)| (number, file.clone())).collect()
+        };
+        for (number, file) in unsealed {
+            // Another task may have met its failure first.
+            if let Err(error) = sync(&file).await
+                && self.blobs.is_unsealed(number)
+            {
+                self.note_failed_flush(number, &error);
+            }
         }
-        Ok(())
     }
 }
 
@@ -558,13 +670,29 @@ pub(crate) async fn run(state: &WriteState) {
     }
 }
 
-/// Ends a file after its last value, and counts the unused part as garbage.
+/// Ends a file after its last value, and counts the unused part as garbage. A file that was given
+/// up keeps its length.
 async fn seal(state: &WriteState, full: &OpenBlobFile) -> Result<()> {
     let name = full.name();
-    let ended = end_file(&full.file, &name, full.start, &full.buffer, full.count).await;
-    ended.inspect_err(|error| state.fail(error))?;
+    let ended = match full.is_given_up {
+        false => end_file(&full.file, &name, full.start, &full.buffer, full.count).await,
+        true if state.blobs.is_unsealed(full.number) => match full.durability {
+            Durability::Process => sync(&full.file).await,
+            Durability::Power => Ok(()),
+        },
+        true => Ok(()),
+    };
+    if let Err(error) = &ended
+        && state.blobs.is_unsealed(full.number)
+    {
+        state.note_failed_flush(full.number, error);
+    }
+    let is_whole = ended.is_ok() && !full.is_given_up;
     // From now on it is read directly, as tables are.
-    let file = state.dir.open(&name).await.ok().map(|file| Arc::new(BlobFile { file }));
+    let file = match is_whole {
+        true => state.dir.open(&name).await.ok().map(|file| Arc::new(BlobFile { file })),
+        false => None,
+    };
     let turn = state.manifest_turn().await?;
     let used = (full.count, full.end - BLOB_HEADER_BYTES as u64);
     let unused = blob_garbage::unused(turn.state(), full.family, full.number, used);

@@ -312,7 +312,10 @@ impl Commit<'_> {
     fn fill(&self) -> f64 {
         let sum = |of: fn(&LiveWriter) -> usize| -> usize { self.live.values().map(of).sum() };
         let limit = self.state.options.memtable_bytes;
-        if self.state.blobs.wants_flush.get() && sum(LiveWriter::bytes) > 0 {
+        let blobs = &self.state.blobs;
+        let log = self.log.as_ref().map(WalWriter::number);
+        let values_wait = log.is_some_and(|log| blobs.has_failed(log));
+        if (blobs.wants_flush.get() || values_wait) && sum(LiveWriter::bytes) > 0 {
             return 1.0;
         }
         let memory = sum(LiveWriter::memory);
@@ -569,7 +572,7 @@ impl Commit<'_> {
         let state = self.state;
         // A log that failed may hold a group that must not be copied.
         self.heal().await?;
-        state.sync_blob_files().await?;
+        self.sync_blob_files().await?;
         let turn = state.manifest_turn().await?;
         let Some(manifest) = turn.file() else {
             let what = "the disk has no space for a new MANIFEST, which the opening needs";
@@ -593,6 +596,16 @@ impl Commit<'_> {
         Ok(FileList { directory, sequence, manifest, logs, open_blobs })
     }
 
+    /// Makes all values in blob files durable to which logs refer. If that fails, all memtables
+    /// become tables.
+    async fn sync_blob_files(&mut self) -> Result<()> {
+        self.state.sync_blob_files().await;
+        match self.state.blobs.failed().is_empty() {
+            true => Ok(()),
+            false => self.flush_all().await,
+        }
+    }
+
     /// Makes logs durable that are not flushed with every group. If that fails, their writes become
     /// durable as tables.
     async fn sync(&mut self) -> Result<()> {
@@ -604,12 +617,12 @@ impl Commit<'_> {
             // Recovered writes are in no table, and their logs may not be durable.
             return Err(error);
         }
-        self.state.sync_blob_files().await?;
+        self.heal().await?;
+        self.sync_blob_files().await?;
         let older: Vec<_> = {
             let waiting = self.state.flushes.waiting.borrow();
             waiting.iter().filter_map(|waiting| waiting.log.clone()).collect()
         };
-        self.heal().await?;
         for file in older.iter().chain(self.log.as_ref().map(WalWriter::file)) {
             if let Err(error) = file.sync_data().await {
                 let error = Error::io(file.path().display(), &error).in_part();

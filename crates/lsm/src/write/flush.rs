@@ -9,16 +9,25 @@
 //! 3. Readers get the new version.
 //! 4. The logs are obsolete.
 //!
+//! If the values of a blob file cannot be made durable, they are copied from it into the tables:
+//! those are written again.
+//!
 //! A table that no record names is removed at the next opening.
 
 use std::sync::Arc;
 
-use rocksfmt::{FileMeta, FileName, Fragments, RangeDelAggregator, ValueType, VersionEdit, unpack};
+use rocksfmt::{
+    BlobIndex, FileMeta, FileName, Fragments, RangeDelAggregator, ValueType, VersionEdit, pack,
+    unpack,
+};
 
 use crate::error::{Error, Kind, Result};
 use crate::mem::{Mem, MemCursor, split};
 use crate::merge_operator::merge_bytes_max;
 use crate::mutant::mutant;
+use crate::read::blob;
+use crate::read::reader::Reader;
+use crate::read::value::Value;
 use crate::table::Table;
 use crate::table_options::TablePlace;
 use crate::version::{Family, Level, Version};
@@ -62,6 +71,7 @@ async fn all_generations(state: &WriteState) -> Result<()> {
         let since_ns = state.core.now_ns();
         let failure = match generation_to_tables(state, &generation, &mut done).await {
             Ok(Outcome::Done) => None,
+            Ok(Outcome::Again) => continue,
             Ok(Outcome::Ended) => return Ok(()),
             Ok(Outcome::Failed(error)) => Some(error),
             Err(error) if error.is_transient() => Some(error),
@@ -107,6 +117,8 @@ enum Outcome {
     Done,
     /// The tables of some family could not be written.
     Failed(Error),
+    /// A blob file that they refer to cannot be made durable: other tables are needed.
+    Again,
     /// Writing has ended.
     Ended,
 }
@@ -121,6 +133,7 @@ async fn generation_to_tables(
 ) -> Result<Outcome> {
     let mark = state.dir.mark();
     let families: Vec<u32> = state.db.version().families.iter().map(|family| family.id).collect();
+    let (failures, failed) = (state.blobs.failures(), state.blobs.failed());
     let mut all = Vec::new();
     let mut failure = None;
     for id in families {
@@ -135,7 +148,9 @@ async fn generation_to_tables(
         }
         let (version, own) = (state.db.version(), mems.clone());
         let (began, pace) = (generation.began, state.paces.flush.clone());
-        let work = async move |job: Job| tables(&job, &version, id, &own, began, &pace).await;
+        let copied = failed.clone();
+        let work =
+            async move |job: Job| tables(&job, &version, id, &own, began, &pace, &copied).await;
         let grace_ns = if state.flushes.done.get() == 0 { FIRST_GRACE_NS } else { 0 };
         match job::run(state, JobCore::Flush, grace_ns, work).await {
             Ok(Some((tables, blobs))) => all.push(Flushed { id, mems, tables, blobs }),
@@ -147,12 +162,17 @@ async fn generation_to_tables(
             }
         }
     }
-    if all.iter().any(|family| !family.tables.is_empty())
-        && let Err(error) = state.sync_new_files(mark).await
-    {
-        let tables = all.iter().flat_map(|family| &family.tables);
-        state.remove_files(tables.map(|table| FileName::Sst(table.meta.number)).collect());
-        return Err(error);
+    if all.iter().any(|family| !family.tables.is_empty()) {
+        state.sync_blob_files().await;
+        let synced = match state.blobs.failures() == failures {
+            true => state.sync_names(mark).await.map(|()| true),
+            false => Ok(false),
+        };
+        if !matches!(synced, Ok(true)) {
+            let tables = all.iter().flat_map(|family| &family.tables);
+            state.remove_files(tables.map(|table| FileName::Sst(table.meta.number)).collect());
+            return synced.map(|_| Outcome::Again);
+        }
     }
     let first = mutant("logs_go_first");
     if first && failure.is_none() {
@@ -283,11 +303,12 @@ fn is_cleared(state: &WriteState, generation: &Generation, id: u32) -> bool {
 /// written at `began`, in Unix seconds. Also counts the references to blob files.
 async fn tables(
     job: &Job,
-    version: &Version,
+    version: &Arc<Version>,
     id: u32,
     mems: &[Arc<Mem>],
     began: u64,
     pace: &Pace,
+    failed: &[u64],
 ) -> Result<(Vec<Table>, BlobMeter)> {
     let (mut tables, mut blobs) = (Vec::new(), BlobMeter::default());
     let Some(family) = version.families.iter().find(|family| family.id == id) else {
@@ -295,7 +316,8 @@ async fn tables(
     };
     for mem in mems.iter().rev() {
         if has_entries(mem) {
-            tables.push(table(job, family, mem, began, pace, &mut blobs).await?);
+            let values = Values { version, family: id, failed };
+            tables.push(table(job, family, mem, began, pace, &mut blobs, Some(values)).await?);
         }
     }
     Ok((tables, blobs))
@@ -309,6 +331,7 @@ pub(crate) async fn table(
     oldest_ancestor_time: u64,
     pace: &Pace,
     blobs: &mut BlobMeter,
+    values: Option<Values<'_>>,
 ) -> Result<Table> {
     let mut paced = Paced::new(pace, &job.busy);
     let bytes = mem.memory() as u64;
@@ -329,14 +352,22 @@ pub(crate) async fn table(
         filter: None,
     });
     while more {
-        let (user, packed) = split(cursor.key(mem));
+        let (user, mut packed) = split(cursor.key(mem));
         let value = cursor.value(mem);
-        let value = value.as_ref().map_or(&b""[..], |value| mem.value(value));
+        let mut value = value.as_ref().map_or(&b""[..], |value| mem.value(value));
+        let copied;
         // A log that was replayed twice gives the same entry twice.
         if unpack(packed).1 == ValueType::BlobIndex as u8 && last != cursor.key(mem) {
             last.clear();
             last.extend_from_slice(cursor.key(mem));
             blobs.comes_in(&last, value);
+        }
+        if unpack(packed).1 == ValueType::BlobIndex as u8
+            && let Some(values) = &values
+            && let Some(found) = values.copy(job, user, value).await?
+        {
+            copied = found;
+            (value, packed) = (&copied, pack(unpack(packed).0, ValueType::Value as u8));
         }
         iter.push(&mut around, user, packed, value)?;
         while let Some(output) = iter.next(value) {
@@ -363,6 +394,38 @@ pub(crate) async fn table(
         }
     }
     writer.finish(0).await
+}
+
+/// The values that references in memtables name.
+pub(crate) struct Values<'a> {
+    version: &'a Arc<Version>,
+    family: u32,
+    /// The blob files that cannot be made durable.
+    failed: &'a [u64],
+}
+
+impl Values<'_> {
+    /// The value of a reference to one of these files. `None` if it has been lost: then it is as
+    /// well to keep the reference, which says where it was.
+    async fn copy(&self, job: &Job, key: &[u8], index: &[u8]) -> Result<Option<Value>> {
+        let number = BlobIndex::parse(index).map(|index| index.file_number);
+        if !number.is_ok_and(|number| self.failed.contains(&number)) {
+            return Ok(None);
+        }
+        let mut families = self.version.families.iter();
+        let Some(family_at) = families.position(|family| family.id == self.family) else {
+            return Ok(None);
+        };
+        let context = Reader::uncached(&job.db, &job.core).context_at(self.version);
+        match blob::read(&context, family_at, key, index).await {
+            Ok(value) => Ok(Some(value)),
+            Err(error) if error.kind() == Kind::Memory => Err(error),
+            Err(error) => {
+                tracing::error!("a value is lost: {error}");
+                Ok(None)
+            }
+        }
+    }
 }
 
 /// The range tombstones of a memtable, of those that the same readers see only the newest.

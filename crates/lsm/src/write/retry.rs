@@ -8,7 +8,8 @@
 //! or read) does the same, with pauses that double: no record names its tables, and their sources
 //! are still there. So does a log that cannot be created.
 //!
-//! After a failed write of a log the commit task gives the log up (`commit.rs`). After one of the
+//! After a failed write of a log the commit task gives the log up (`commit.rs`); so it does with a
+//! blob file, without which writing goes on (`blob_writer.rs`). After a failed write of the
 //! MANIFEST a task of its own replaces it ([`WriteState::heal_manifest`]), unless a flush or a
 //! merge does so first. Errors that show that the directory is no longer ours end writing
 //! ([`Error::is_transient`]).
@@ -84,9 +85,10 @@ pub(crate) struct Retries {
     unnotified: Rc<Cell<u64>>,
     /// A log has failed, and its writes are not all in tables yet.
     log_is_broken: Cell<bool>,
-    /// Logs, and MANIFESTs, that were replaced after a failed write.
+    /// Logs, MANIFESTs, and blob files, that were replaced after a failed write.
     log_heals: Cell<u64>,
     manifest_heals: Cell<u64>,
+    blob_heals: Cell<u64>,
     /// The last error of any task.
     last_error: RefCell<Option<Error>>,
 }
@@ -115,14 +117,20 @@ impl Retries {
         self.error(Task::Flush).or_else(|| self.error(Task::Manifest))
     }
 
-    /// The last error of a flush, a merge, a log or the MANIFEST since the opening.
+    /// The last error of a flush, a merge, a log, a blob file or the MANIFEST since the opening.
     pub fn last_error(&self) -> Option<Error> {
         self.last_error.borrow().clone()
     }
 
-    /// Logs and MANIFESTs that were replaced after a failed write.
+    /// Logs, blob files and MANIFESTs that were replaced after a failed write.
     pub fn heals(&self) -> u64 {
-        self.log_heals.get() + self.manifest_heals.get()
+        self.log_heals.get() + self.manifest_heals.get() + self.blob_heals.get()
+    }
+
+    /// A blob file was given up.
+    pub fn note_blob_heal(&self, error: &Error) {
+        self.last_error.replace(Some(error.clone()));
+        self.blob_heals.set(self.blob_heals.get() + 1);
     }
 
     pub fn set_manifest_heals(&self, heals: u64) {

@@ -251,16 +251,6 @@ impl WriteState {
         synced.map_err(|e| Error::io(self.dir.path().display(), &e).in_part())
     }
 
-    /// Makes durable the values in open blob files, and the names of files that were created after
-    /// `mark`: before tables that refer to them are named.
-    ///
-    /// # Errors
-    /// As for [`WriteState::sync_blob_files`] and [`WriteState::sync_names`].
-    pub async fn sync_new_files(&self, mark: NamesMark) -> Result<()> {
-        self.sync_blob_files().await?;
-        self.sync_names(mark).await
-    }
-
     /// Ends all writing.
     pub fn fail(&self, error: &Error) {
         tracing::error!(

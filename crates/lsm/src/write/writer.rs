@@ -13,10 +13,10 @@
 //!
 //! - A batch is acknowledged after its group is in the log as promised.
 //! - The MANIFEST is durable before a log that it makes obsolete is removed.
-//! - After a failed write of the log or the MANIFEST it is unknown how much of it is on the disk. A
-//!   new file takes the place of the failed one, from what is in memory, before anything that
-//!   depends on the failed write is acknowledged (`commit.rs`, `manifest_writer.rs`). Both reserve
-//!   space before they are written, so a full disk is met earlier (`retry.rs`).
+//! - After a failed write of a log, a blob file or the MANIFEST it is unknown how much of it is on
+//!   the disk. A new file takes the place of the failed one, from what is in memory, before anything
+//!   that depends on the failed write is acknowledged (`commit.rs`, `blob_writer.rs`,
+//!   `manifest_writer.rs`). All reserve space before they are written, so a full disk is met earlier (`retry.rs`).
 
 use std::pin::Pin;
 use std::rc::Rc;
@@ -112,9 +112,10 @@ pub struct WriterStats {
     pub table_failures: u64,
     /// 1 while one of these has not succeeded since.
     pub tables_failing: u64,
-    /// Logs and MANIFESTs that were replaced after a failed write.
+    /// Logs, blob files and MANIFESTs that were replaced after a failed write.
     pub heals: u64,
-    /// 1 while a log or MANIFEST that failed is not replaced yet.
+    /// 1 while a log or MANIFEST that failed is not replaced yet, or values of a blob file that
+    /// failed are not in tables yet.
     pub healing: u64,
 }
 
@@ -363,7 +364,7 @@ impl Writer {
             refused: retries.refused(),
             tables_failing: [Task::Flush, Task::Merge].iter().any(|&t| retries.fails(t)).into(),
             heals: retries.heals(),
-            healing: retries.is_healing().into(),
+            healing: (retries.is_healing() || !state.blobs.failed().is_empty()).into(),
             ..state.stats()
         }
     }
@@ -374,7 +375,7 @@ impl Writer {
         self.0.failure()
     }
 
-    /// The last error of a flush, a merge, a log or the MANIFEST since the opening.
+    /// The last error of a flush, a merge, a log, a blob file or the MANIFEST since the opening.
     pub fn last_error(&self) -> Option<Error> {
         self.0.retries.last_error()
     }

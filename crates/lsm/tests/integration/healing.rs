@@ -1,12 +1,14 @@
 //! Writes of logs, of the MANIFEST and of names that fail, in a simulated world: the engine
 //! continues by itself, or says what it does not know.
 
+use std::cell::Cell;
 use std::path::Path;
+use std::rc::Rc;
 
 use crate::common::on_first_core;
 use lsm::{Db, Durability, Kind, OpenOptions, WriteOptions, Writer};
 use reactor::Core;
-use reactor::sim::{Access, Fault, FaultKind, SimConfig, World};
+use reactor::sim::{Access, Crash, Fault, FaultCounts, FaultKind, SimConfig, World};
 
 const DIR: &str = "/db";
 const SECOND: u64 = 1_000_000_000;
@@ -187,4 +189,146 @@ fn writing_ends_when_another_process_has_replaced_the_manifest() {
         assert!(error.to_string().contains("another process writes"), "{error}");
         assert!(writer.failure().is_some() && put(&writer, 0).await.is_err());
     });
+}
+
+/// The bytes of values that go to blob files.
+fn large(number: u64) -> Vec<u8> {
+    [number as u8; 900].to_vec()
+}
+
+async fn open_with_blobs(core: &Core, durability: Durability) -> (Db, Writer) {
+    let options = WriteOptions {
+        durability,
+        memtable_bytes: 100_000,
+        blob_min: Some(300),
+        blob_file_bytes: 1,
+        ..WriteOptions::default()
+    };
+    let opened = Db::open_for_writing(core, Path::new(DIR), OpenOptions::default(), options);
+    opened.await.unwrap()
+}
+
+/// Checks that the large values below `there` exist and no other ones.
+async fn has_large(core: &Core, db: &Db, there: u64) {
+    let reader = db.attach(core);
+    for number in 0..there + 5 {
+        let found = reader.get(0, &key(number), None).await.unwrap();
+        let expected = (number < there).then(|| large(number));
+        assert!(found.as_deref() == expected.as_deref(), "key {number} of {there}");
+    }
+}
+
+/// Fills a database with large values while a fault strikes blob files, and opens it after a power
+/// cut. Returns how many blob files were replaced.
+fn fails_in_blob_files(seed: u64, durability: Durability, fault: &Fault) -> u64 {
+    const ALL: u64 = 300;
+    let (world, inside, heals) = (world(seed), fault.clone(), Rc::new(Cell::new(0)));
+    let count = heals.clone();
+    on_first_core(&world, move |core, world| {
+        let (fault, heals) = (inside.clone(), count.clone());
+        async move {
+            let (db, writer) = open_with_blobs(&core, durability).await;
+            // Blob files begin with the first table.
+            let mut there = 0;
+            while writer.stats().blob_values == 0 {
+                writer.put(&key(there), &large(there)).await.unwrap();
+                flushed(&core, &writer).await;
+                there += 1;
+            }
+            world.add_fault(fault);
+            let before = writer.stats();
+            while there < ALL {
+                writer.put(&key(there), &large(there)).await.unwrap();
+                there += 1;
+                if there.is_multiple_of(40) {
+                    core.sleep_ns(2 * SECOND).await;
+                }
+                if there.is_multiple_of(70) {
+                    writer.sync().unwrap().await.unwrap();
+                }
+            }
+            assert!(world.faults() != FaultCounts::default(), "the fault strikes");
+            has_large(&core, &db, there).await;
+            let after = writer.stats();
+            assert!(after.blob_files > before.blob_files + 1, "no new blob file: {after:?}");
+            assert_eq!(after.refused, 0, "{after:?}");
+            heals.set(after.heals);
+            writer.sync().unwrap().await.unwrap();
+            assert_eq!(writer.stats().healing, 0);
+            has_large(&core, &db, there).await;
+        }
+    });
+    world.heal();
+    world.crash(Crash::PowerCut);
+    on_first_core(&world, move |core, _| async move {
+        let (db, writer) = open_with_blobs(&core, durability).await;
+        has_large(&core, &db, ALL).await;
+        writer.close().await.unwrap();
+        // What could not be written is counted as garbage once, and no value is missing.
+        drop((db, writer));
+        let (db, writer) = open_with_blobs(&core, durability).await;
+        has_large(&core, &db, ALL).await;
+        writer.close().await.unwrap();
+    });
+    heals.get()
+}
+
+#[test]
+fn a_blob_file_that_fails_once_is_replaced_and_nobody_notices() {
+    for durability in [Durability::Power, Durability::Process] {
+        // Some of the faults strike the creation of a file, or the collection of garbage.
+        let mut heals = 0;
+        for (access, errno) in
+            [(Access::Write, 5), (Access::Write, 28), (Access::Sync, 5), (Access::Sync, 28)]
+        {
+            for after in 0..6 {
+                let fault = Fault::new(FaultKind::Error(errno)).of(access).on(".blob");
+                println!("{durability:?}, {access:?} gives {errno} after {after} others");
+                heals += fails_in_blob_files(after, durability, &fault.after(after).times(1));
+            }
+        }
+        assert!(heals > 10, "{durability:?}: {heals} of 24 blob files were replaced");
+    }
+}
+
+#[test]
+fn while_no_blob_file_can_be_written_values_are_in_logs_and_tables() {
+    for (seed, durability) in [(0, Durability::Power), (1, Durability::Process)] {
+        let world = world(seed);
+        on_first_core(&world, move |core, world| async move {
+            let (db, writer) = open_with_blobs(&core, durability).await;
+            let mut there = 0;
+            let mut put = async |count| {
+                for _ in 0..count {
+                    writer.put(&key(there), &large(there)).await.unwrap();
+                    core.sleep_ns(SECOND / 20).await;
+                    there += 1;
+                }
+            };
+            put(60).await;
+            flushed(&core, &writer).await;
+            put(60).await;
+            for access in [Access::Write, Access::Sync] {
+                world.add_fault(Fault::new(FaultKind::Error(5)).of(access).on(".blob"));
+            }
+            // The first one may still be acknowledged before its file is flushed.
+            put(60).await;
+            let failing = writer.stats().blob_values;
+            put(120).await;
+            assert_eq!(writer.stats().blob_values, failing);
+            world.heal();
+            put(60).await;
+            let stats = writer.stats();
+            assert!(stats.blob_values > failing, "{stats:?}");
+            assert_eq!((stats.refused, stats.table_failures), (0, 0), "{stats:?}");
+            writer.sync().unwrap().await.unwrap();
+            has_large(&core, &db, 360).await;
+        });
+        world.crash(Crash::PowerCut);
+        on_first_core(&world, move |core, _| async move {
+            let (db, writer) = open_with_blobs(&core, durability).await;
+            has_large(&core, &db, 360).await;
+            writer.close().await.unwrap();
+        });
+    }
 }

@@ -235,4 +235,10 @@ fn values_that_are_stored_elsewhere_are_replaced_by_references() {
     ];
     assert_eq!(ops[..5], expected);
     assert!(matches!(ops[5], Op::LogData(note) if keys_noted(note) == Some(5)));
+    let values = |cf, index: &[u8]| (index == b"0 5" && cf == 0).then_some(&[7; 100][..]);
+    batch.restore_values(values).unwrap();
+    let in_part = batch.finish(9).to_vec();
+    assert!(in_part.len() > whole.len() - 200 && in_part.len() < whole.len());
+    batch.restore_values(|cf, _| (cf == 3).then_some(&[8; 200][..])).unwrap();
+    assert_eq!(batch.finish(9), whole);
 }

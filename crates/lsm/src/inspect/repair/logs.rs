@@ -71,7 +71,7 @@ async fn add(
         }
         let mem = Mem::Recovered(sorting.finish());
         let mut blobs = BlobMeter::default();
-        let table = flush::table(job, family, &mem, 0, &pace, &mut blobs).await?;
+        let table = flush::table(job, family, &mem, 0, &pace, &mut blobs, None).await?;
         tables.push((id, table));
     }
     Ok(())
