@@ -480,4 +480,55 @@ mod tests {
             );
         }
     }
+
+    /// A flush or a merge in a large database: only what it touches is copied.
+    #[test]
+    fn a_change_of_a_large_version_copies_a_few_slots_and_one_family() {
+        let (files, families) = (10_000u32, 1000u32);
+        let file = |number: u32| {
+            let key = number.to_be_bytes();
+            let meta = rocksfmt::testing::file_meta(number.into(), &key, &key, (9, 1));
+            Slot::Broken { meta: Box::new(meta), error: Error::new(Kind::Io, "none") }
+        };
+        let slots = Slots::from((0..files).map(|n| file(3 * n)).collect::<Vec<_>>());
+        let family = |id: u32| Family {
+            id,
+            name: format!("f{id}"),
+            comparator_name: String::new(),
+            comparator: Comparator::Bytewise,
+            refused: None,
+            mems: Vec::new(),
+            levels: vec![Level::of(Vec::new(), &slots), Level::of(Vec::new(), &slots)],
+            options: Arc::default(),
+            blobs: Vec::new(),
+            merge: FamilyMerge::default(),
+            filter: None,
+            table_options: Arc::default(),
+        };
+        let mut version =
+            Version { families: (0..families).map(family).collect(), slots, epoch: 0 };
+        let all = Level::of((0..files).collect(), &version.slots);
+        version.families.find_mut(700).unwrap().levels.push(all);
+        let before = version.clone();
+
+        // A merge replaces two files by two others.
+        let new: Vec<u32> = [1, 2].map(|n| version.slots.put(file(3 * 5000 + n))).into();
+        let Version { families, slots, .. } = &mut version;
+        let level = &mut families.find_mut(700).unwrap().levels[2];
+        *level = level.edited(slots, Comparator::Bytewise, &[5000, 5001], &new);
+        [5000, 5001].map(|slot| version.slots.free(slot));
+
+        let copied = |now: &[Arc<Vec<Slot>>], then: &[Arc<Vec<Slot>>]| {
+            now.iter().zip(then).filter(|(now, then)| !Arc::ptr_eq(now, then)).count()
+        };
+        assert!(copied(version.slots.chunks(), before.slots.chunks()) <= 2);
+        let pairs = version.families.iter().zip(before.families.iter());
+        let changed: Vec<u32> =
+            pairs.filter(|(now, then)| !Arc::ptr_eq(now, then)).map(|(now, _)| now.id).collect();
+        assert_eq!(changed, [700]);
+        let (now, then) = (&version.families[700].levels, &before.families[700].levels);
+        assert!(Arc::ptr_eq(&now[0], &then[0]) && Arc::ptr_eq(&now[1], &then[1]));
+        assert_eq!((now[2].slots.len(), now[2].slots[5000]), (files as usize, new[0]));
+        assert!(version.families.find(1000).is_none() && version.family(999).is_ok());
+    }
 }
