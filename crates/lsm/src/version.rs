@@ -516,7 +516,7 @@ mod tests {
         let Version { families, slots, .. } = &mut version;
         let level = &mut families.find_mut(700).unwrap().levels[2];
         *level = level.edited(slots, Comparator::Bytewise, &[5000, 5001], &new);
-        [5000, 5001].map(|slot| version.slots.free(slot));
+        [5000, 5001].iter().for_each(|&slot| version.slots.free(slot));
 
         let copied = |now: &[Arc<Vec<Slot>>], then: &[Arc<Vec<Slot>>]| {
             now.iter().zip(then).filter(|(now, then)| !Arc::ptr_eq(now, then)).count()
