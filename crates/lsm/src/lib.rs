@@ -29,6 +29,7 @@ mod copy;
 mod db;
 mod durability;
 mod error;
+mod family_list;
 mod family_options;
 mod file_list;
 mod inspect;

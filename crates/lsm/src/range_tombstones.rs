@@ -1,6 +1,7 @@
 //! The range tombstones of files as compactions need them: clipped to atomic units.
 //! [`rocksfmt::RangeDelAggregator`] cuts them into fragments.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 
 use rocksfmt::{Comparator, SENTINEL_PACKED, clip};
@@ -10,25 +11,30 @@ use crate::mem::split;
 use crate::version::{Family, Level, Version, user_key};
 
 /// A range of user keys with an exclusive end, and the sequence of its deletion.
-pub(crate) type Tombstone = (Vec<u8>, Vec<u8>, u64);
+pub(crate) type Tombstone<'a> = (&'a [u8], Cow<'a, [u8]>, u64);
 
 /// A table's range tombstones, clipped to its atomic unit: the adjacent tables of its level that
 /// share user keys at their borders. A compaction has the whole unit among its inputs.
 ///
-/// # Errors
-/// The clipped ranges cannot be represented in this order of keys.
-pub(crate) fn clipped(version: &Version, family: &Family, slot: u32) -> Result<Vec<Tombstone>> {
-    let Some(tombstones) = version.tombstones(slot) else { return Ok(Vec::new()) };
-    let (smallest, largest) = atomic_unit(version, family.comparator, &family.levels, slot);
-    let mut all = Vec::with_capacity(tombstones.len());
-    for (start, end, sequence) in tombstones.iter() {
-        let clipped = clip(family.comparator, (start, end), smallest, largest)
-            .map_err(|e| Error::format(format_args!("{:06}.sst", version.meta(slot).number), &e))?;
-        if let Some((start, end)) = clipped {
-            all.push((start.to_vec(), end.into_owned(), sequence));
-        }
-    }
-    Ok(all)
+/// An item is an error if the clipped range cannot be represented in this order of keys.
+pub(crate) fn clipped<'a>(
+    version: &'a Version,
+    family: &'a Family,
+    slot: u32,
+) -> impl Iterator<Item = Result<Tombstone<'a>>> {
+    let unit = || atomic_unit(version, family.comparator, &family.levels, slot);
+    let some = version.tombstones(slot).map(|tombstones| (tombstones, unit()));
+    some.into_iter().flat_map(move |(tombstones, (smallest, largest))| {
+        tombstones.iter().filter_map(move |(start, end, sequence)| {
+            match clip(family.comparator, (start, end), smallest, largest) {
+                Ok(clipped) => clipped.map(|(start, end)| Ok((start, end, sequence))),
+                Err(e) => {
+                    let place = format_args!("{:06}.sst", version.meta(slot).number);
+                    Some(Err(Error::format(place, &e)))
+                }
+            }
+        })
+    })
 }
 
 /// The smallest and the largest internal key of a table's atomic unit.
@@ -79,6 +85,7 @@ mod tests {
 
     use super::*;
     use crate::error::Kind;
+    use crate::family_list::FamilyList;
     use crate::version::Slot;
 
     const PUT: u8 = rocksfmt::ValueType::Value as u8;
@@ -104,7 +111,7 @@ mod tests {
             .collect();
         let slots = crate::slots::Slots::from(slots);
         let level = Level::of((0..tables.len() as u32).collect(), &slots);
-        let version = Version { families: Vec::new(), slots, epoch: 0 };
+        let version = Version { families: FamilyList::default(), slots, epoch: 0 };
         (version, vec![Arc::default(), level])
     }
 

@@ -13,7 +13,7 @@ use reactor::Core;
 use rocksfmt::{
     BlockCheck, BlockHandle, Comparator, Decompressor, Dictionary, FOOTER_BYTES, FileMeta,
     FilterHandle, FilterLayout, Footer, IndexLayout, IndexSearch, IndexType, Metaindex, Properties,
-    RangeTombstones, index_lookup, index_of_one,
+    RangeTombstones, RangeTombstonesParsing, index_lookup, index_of_one,
 };
 
 use crate::error::{Error, Kind, Result};
@@ -117,6 +117,8 @@ const TAIL_MIN: usize = 4 << 10;
 const TAIL_GUESS: usize = 128 << 10;
 /// Most bytes of the tail read.
 const TAIL_MAX: usize = 16 << 20;
+/// Larger blocks before the tail are read in pieces of this size, in bytes.
+const PIECE: usize = 256 << 10;
 
 /// The end of a file in memory, and the file for reads before it.
 struct Tail {
@@ -157,34 +159,62 @@ impl Tail {
 
     /// A block with its trailer.
     async fn stored(&self, handle: BlockHandle) -> Result<Slice> {
-        let place = || format!("{} at offset {}", self.file.path().display(), handle.offset);
-        let Some(len) = handle.stored_len(self.limit) else {
-            return Err(Error::new(
-                Kind::Corruption,
-                format!("{}: a block of {} bytes extends past the data", place(), handle.size),
-            ));
-        };
+        let len = self.stored_len(handle)?;
         match handle.offset.checked_sub(self.offset) {
             Some(start) => {
                 let start = start as usize;
                 Ok(self.bytes.slice(start..start + len))
             }
             None => {
-                fs::read(&self.file, handle.offset, len).await.map_err(|e| Error::io(place(), &e))
+                let read = fs::read(&self.file, handle.offset, len).await;
+                read.map_err(|e| Error::io(self.place(handle.offset), &e))
             }
         }
+    }
+
+    /// A block with its trailer, which may be larger than a core's buffers together: RocksDB writes
+    /// all range tombstones of a file as one block.
+    async fn in_pieces(&self, handle: BlockHandle) -> Result<Vec<u8>> {
+        let len = self.stored_len(handle)?;
+        let mut bytes = Vec::with_capacity(len);
+        while bytes.len() < len {
+            let offset = handle.offset + bytes.len() as u64;
+            let read = fs::read(&self.file, offset, (len - bytes.len()).min(PIECE)).await;
+            bytes.extend_from_slice(&read.map_err(|e| Error::io(self.place(offset), &e))?);
+        }
+        Ok(bytes)
+    }
+
+    fn place(&self, offset: u64) -> String {
+        format!("{} at offset {offset}", self.file.path().display())
+    }
+
+    /// The length of a block with its trailer.
+    fn stored_len(&self, handle: BlockHandle) -> Result<usize> {
+        handle.stored_len(self.limit).ok_or_else(|| {
+            let place = self.place(handle.offset);
+            let text = format!("{place}: a block of {} bytes extends past the data", handle.size);
+            Error::new(Kind::Corruption, text)
+        })
     }
 
     /// A block's contents on the heap. They are always verified, whatever the options say, because
     /// they stay in memory and every lookup depends on them.
     async fn contents(&self, core: &Core, handle: BlockHandle) -> Result<Box<[u8]>> {
-        let stored = self.stored(handle).await?;
         let format = |e: rocksfmt::Error| {
             Error::format(
                 format_args!("{} at offset {}", self.file.path().display(), handle.offset),
                 &e,
             )
         };
+        if handle.offset < self.offset && handle.size as usize > PIECE {
+            let mut bytes = self.in_pieces(handle).await?;
+            if self.check.verify(&bytes, handle.offset).map_err(format)? == 0 {
+                bytes.truncate(handle.size as usize);
+                return Ok(bytes.into_boxed_slice());
+            }
+        }
+        let stored = self.stored(handle).await?;
         let byte = self.check.verify(&stored, handle.offset).map_err(format)?;
         let payload = &stored[..stored.len() - rocksfmt::BLOCK_TRAILER_BYTES];
         if byte == 0 {
@@ -286,6 +316,11 @@ impl Table {
         format!("{} at offset {offset}", name.to_string_lossy())
     }
 
+    /// The number of tombstones of single keys.
+    pub fn deletions(&self) -> u64 {
+        self.properties.num_deletions.saturating_sub(self.properties.num_range_deletions)
+    }
+
     /// Whether its index or its filter is read on demand, though it is not partitioned.
     pub fn is_on_demand(&self) -> bool {
         let partitioned = self.properties.index_type == IndexType::TwoLevel;
@@ -381,19 +416,30 @@ impl Loader<'_> {
     }
 
     async fn range_tombstones(
-        &self,
+        &mut self,
         handle: Option<BlockHandle>,
         meta: &FileMeta,
         global_sequence: Option<u64>,
     ) -> Result<Option<RangeTombstones>> {
         let Some(handle) = handle else { return Ok(None) };
         let data = self.tail.contents(self.core, handle).await?;
-        let parsed = RangeTombstones::parse(&data, self.comparator, global_sequence);
-        let mut parsed = parsed.map_err(|e| self.format(&e))?;
+        let format = |e: rocksfmt::Error| self.format(&e.at("range-deletion block"));
+        let parsing = RangeTombstonesParsing::new(&data, self.comparator, global_sequence);
+        let mut parsing = parsing.map_err(format)?;
+        while parsing.step(&data).map_err(format)? {
+            self.core.checkpoint().await;
+        }
+        drop(data);
+        let mut sorting = parsing.sort();
+        while sorting.step() {
+            self.core.checkpoint().await;
+        }
+        let mut parsed = sorting.finish();
         // A table that is in no database has no bounds.
         if !meta.smallest.is_empty() {
             parsed.set_bounds(&meta.smallest, &meta.largest).map_err(|e| self.format(&e))?;
         }
+        self.charge.take_anyway(parsed.memory());
         Ok((!parsed.is_empty()).then_some(parsed))
     }
 

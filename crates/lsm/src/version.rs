@@ -8,6 +8,7 @@ use rocksfmt::{Comparator, FileMeta, KEY_TRAILER_BYTES, Properties, RangeTombsto
 
 use crate::compaction_filter::CompactionFilter;
 use crate::error::{Error, Kind, Result};
+use crate::family_list::FamilyList;
 use crate::family_options::FamilyOptions;
 use crate::mem::Mem;
 use crate::merge_operator::FamilyMerge;
@@ -29,19 +30,22 @@ pub(crate) struct Level {
     largest_sequence: u64,
     /// Those of `slots` whose tables have range tombstones.
     covering: Arc<Vec<u32>>,
+    /// Those of `slots` that are dense: see [`Slot::is_dense`].
+    dense: Arc<Vec<u32>>,
 }
 
 impl Level {
     /// A level of tables that are in order.
     pub fn of(tables: Vec<u32>, slots: &Slots) -> Arc<Level> {
         let mut level = Level::default();
-        let mut covering = Vec::new();
+        let (mut covering, mut dense) = (Vec::new(), Vec::new());
         for slot in tables {
             let table = &slots[slot as usize];
             level.push(slot, table);
             covering.extend(table.range_tombstones().map(|_| slot));
+            dense.extend(table.is_dense().then_some(slot));
         }
-        level.covering = Arc::new(covering);
+        (level.covering, level.dense) = (Arc::new(covering), Arc::new(dense));
         Arc::new(level)
     }
 
@@ -91,23 +95,28 @@ impl Level {
         level.compensated_bytes =
             self.compensated_bytes + of(added, compensated) - of(removed, compensated);
         level.largest_sequence = level.largest_sequence.max(self.largest_sequence);
-        level.covering = self.edited_covering(slots, comparator, removed, added);
+        let edited = |these: &Arc<Vec<u32>>, belongs: fn(&Slot) -> bool| {
+            Level::edited_part(these, belongs, slots, comparator, (removed, added))
+        };
+        level.covering = edited(&self.covering, |slot| slot.range_tombstones().is_some());
+        level.dense = edited(&self.dense, Slot::is_dense);
         Arc::new(level)
     }
 
-    fn edited_covering(
-        &self,
+    /// Those of a level's slots that belong to a part of it, after some were removed and added.
+    fn edited_part(
+        part: &Arc<Vec<u32>>,
+        belongs: fn(&Slot) -> bool,
         slots: &Slots,
         comparator: Comparator,
-        removed: &[u32],
-        added: &[u32],
+        (removed, added): (&[u32], &[u32]),
     ) -> Arc<Vec<u32>> {
-        let covers = |slot: &&u32| slots[**slot as usize].range_tombstones().is_some();
-        if !removed.iter().chain(added).any(|slot| covers(&slot)) {
-            return self.covering.clone();
+        let is_in = |slot: &&u32| belongs(&slots[**slot as usize]);
+        if !removed.iter().chain(added).any(|slot| is_in(&slot)) {
+            return part.clone();
         }
-        let left = self.covering.iter().filter(|slot| !removed.contains(slot));
-        let mut all: Vec<u32> = left.chain(added.iter().filter(covers)).copied().collect();
+        let left = part.iter().filter(|slot| !removed.contains(slot));
+        let mut all: Vec<u32> = left.chain(added.iter().filter(is_in)).copied().collect();
         let smallest = |slot: u32| &slots[slot as usize].meta().smallest;
         all.sort_by(|&a, &b| comparator.cmp_internal(smallest(a), smallest(b)));
         Arc::new(all)
@@ -145,6 +154,11 @@ impl Level {
     /// The slots of its tables that have range tombstones, in the order of the level.
     pub fn covering(&self) -> &Arc<Vec<u32>> {
         &self.covering
+    }
+
+    /// The slots of its dense tables, in the order of the level: see [`Slot::is_dense`].
+    pub fn dense(&self) -> &[u32] {
+        &self.dense
     }
 
     fn largest(&self, at: usize) -> &[u8] {
@@ -195,6 +209,9 @@ pub(crate) struct Family {
     pub table_options: Arc<TableOptions>,
 }
 
+/// The fewest tombstones of a dense table.
+const DENSE_MIN: u64 = 4096;
+
 /// A file of a version: open, or known to be damaged.
 #[derive(Clone)]
 pub(crate) enum Slot {
@@ -227,6 +244,19 @@ impl Slot {
         }
     }
 
+    /// Whether at least half of many entries are tombstones of single keys: a scan passes all of
+    /// them.
+    pub fn is_dense(&self) -> bool {
+        match self {
+            Slot::Open(table) => {
+                let Properties { num_entries, .. } = table.properties;
+                let deletions = table.deletions();
+                deletions >= DENSE_MIN && deletions >= num_entries / 2
+            }
+            Slot::Broken { .. } | Slot::Free => false,
+        }
+    }
+
     /// Bytes of the file, more if it is full of tombstones: merging it frees more than itself.
     pub fn compensated_bytes(&self) -> u64 {
         let table = match self {
@@ -247,7 +277,7 @@ impl Slot {
 /// The database at one moment.
 #[derive(Clone)]
 pub(crate) struct Version {
-    pub families: Vec<Family>,
+    pub families: FamilyList,
     pub slots: Slots,
     /// The number of versions before it since the opening.
     pub epoch: u64,
@@ -273,7 +303,7 @@ impl Version {
     pub fn add_tables(&mut self, id: u32, level: usize, tables: impl IntoIterator<Item = Table>) {
         let new: Vec<u32> = tables.into_iter().map(|table| self.put(table)).collect();
         let slots = &self.slots;
-        let Some(family) = self.families.iter_mut().find(|family| family.id == id) else { return };
+        let Some(family) = self.families.find_mut(id) else { return };
         family.levels.resize_with(family.levels.len().max(level + 1), Arc::default);
         let there = &family.levels[level];
         family.levels[level] = match level {
@@ -333,7 +363,7 @@ impl Version {
     }
 
     fn family_slow(&self, id: u32) -> Result<&Family> {
-        let family = self.families.iter().find(|family| family.id == id).ok_or_else(|| {
+        let family = self.families.find(id).ok_or_else(|| {
             Error::new(Kind::UnknownColumnFamily, format!("no column family with id {id}"))
         })?;
         match &family.refused {
@@ -449,5 +479,56 @@ mod tests {
                 (anew.bytes, anew.compensated_bytes)
             );
         }
+    }
+
+    /// A flush or a merge in a large database: only what it touches is copied.
+    #[test]
+    fn a_change_of_a_large_version_copies_a_few_slots_and_one_family() {
+        let (files, families) = (10_000u32, 1000u32);
+        let file = |number: u32| {
+            let key = number.to_be_bytes();
+            let meta = rocksfmt::testing::file_meta(number.into(), &key, &key, (9, 1));
+            Slot::Broken { meta: Box::new(meta), error: Error::new(Kind::Io, "none") }
+        };
+        let slots = Slots::from((0..files).map(|n| file(3 * n)).collect::<Vec<_>>());
+        let family = |id: u32| Family {
+            id,
+            name: format!("f{id}"),
+            comparator_name: String::new(),
+            comparator: Comparator::Bytewise,
+            refused: None,
+            mems: Vec::new(),
+            levels: vec![Level::of(Vec::new(), &slots), Level::of(Vec::new(), &slots)],
+            options: Arc::default(),
+            blobs: Vec::new(),
+            merge: FamilyMerge::default(),
+            filter: None,
+            table_options: Arc::default(),
+        };
+        let mut version =
+            Version { families: (0..families).map(family).collect(), slots, epoch: 0 };
+        let all = Level::of((0..files).collect(), &version.slots);
+        version.families.find_mut(700).unwrap().levels.push(all);
+        let before = version.clone();
+
+        // A merge replaces two files by two others.
+        let new: Vec<u32> = [1, 2].map(|n| version.slots.put(file(3 * 5000 + n))).into();
+        let Version { families, slots, .. } = &mut version;
+        let level = &mut families.find_mut(700).unwrap().levels[2];
+        *level = level.edited(slots, Comparator::Bytewise, &[5000, 5001], &new);
+        [5000, 5001].iter().for_each(|&slot| version.slots.free(slot));
+
+        let copied = |now: &[Arc<Vec<Slot>>], then: &[Arc<Vec<Slot>>]| {
+            now.iter().zip(then).filter(|(now, then)| !Arc::ptr_eq(now, then)).count()
+        };
+        assert!(copied(version.slots.chunks(), before.slots.chunks()) <= 2);
+        let pairs = version.families.iter().zip(before.families.iter());
+        let changed: Vec<u32> =
+            pairs.filter(|(now, then)| !Arc::ptr_eq(now, then)).map(|(now, _)| now.id).collect();
+        assert_eq!(changed, [700]);
+        let (now, then) = (&version.families[700].levels, &before.families[700].levels);
+        assert!(Arc::ptr_eq(&now[0], &then[0]) && Arc::ptr_eq(&now[1], &then[1]));
+        assert_eq!((now[2].slots.len(), now[2].slots[5000]), (files as usize, new[0]));
+        assert!(version.families.find(1000).is_none() && version.family(999).is_ok());
     }
 }

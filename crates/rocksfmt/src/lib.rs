@@ -84,5 +84,8 @@ pub use sst::properties::Properties;
 pub use sst::range_del_aggregator::{
     ClippedRange, Cutting, Fragments, RangeDelAggregator, RangeTombstone, clip,
 };
-pub use sst::rangedel::{Cover, RangeTombstones, RangeTombstonesBuilder, Stretch};
+pub use sst::rangedel::{
+    Cover, RangeTombstones, RangeTombstonesBuilder, RangeTombstonesParsing, RangeTombstonesSorting,
+    Stretch,
+};
 pub use sst::xxph3::xxph3;

@@ -77,9 +77,12 @@ pub enum KvCommand {
         target: Target,
     },
     /// Remove keys
-    #[command(after_help = "Examples:\n  \
+    #[command(
+        alias = "delete",
+        after_help = "Examples:\n  \
         millrace kv del user:42 user:43 --data DIR\n\n\
-        Exits with 1 if none of the keys existed.")]
+        Exits with 1 if none of the keys existed."
+    )]
     Del {
         /// The keys (in hexadecimal with --hex).
         #[arg(required = true)]
@@ -135,9 +138,9 @@ pub enum KvCommand {
         /// The key to stop before (exclusive)
         #[arg(long, value_name = "KEY")]
         to: Option<OsString>,
-        /// The column family to export
-        #[arg(long, value_name = "NAME", default_value = "default")]
-        column_family: String,
+        /// The column family to export [default: default, or the one that the node serves]
+        #[arg(long, value_name = "NAME")]
+        column_family: Option<String>,
         /// Where to read.
         #[command(flatten)]
         source: Source,
@@ -230,6 +233,9 @@ pub struct Target {
     /// A directory or a node.
     #[command(flatten)]
     pub location: Location,
+    /// The column family to write [default: default, or the one that the node serves]
+    #[arg(long, value_name = "NAME")]
+    pub column_family: Option<String>,
     /// Print JSON; its shape is described in docs/CLI.md
     #[arg(long)]
     pub json: bool,
@@ -246,9 +252,9 @@ pub struct Target {
 /// Which keys and values `get` and `scan` print, and in which form.
 #[derive(Clone, Debug, Args)]
 pub struct Entries {
-    /// The column family to read
-    #[arg(long, value_name = "NAME", default_value = "default")]
-    pub column_family: String,
+    /// The column family to read [default: default, or the one that the node serves]
+    #[arg(long, value_name = "NAME")]
+    pub column_family: Option<String>,
     /// Keys and values are hexadecimal, in arguments and in the output
     #[arg(long)]
     pub hex: bool,

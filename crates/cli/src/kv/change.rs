@@ -7,9 +7,10 @@ use std::path::PathBuf;
 use std::pin::Pin;
 
 use ::kv::{Answer, Change, Shard};
-use lsm::{Db, Durability, IterOptions, OpenOptions, WriteOptions};
+use lsm::{CfId, Db, Durability, IterOptions, OpenOptions, WriteOptions};
 use reactor::Core;
 
+use super::families::family_of;
 use super::import::{Imported, Input, Reading};
 use super::steps::Step;
 use crate::args::Target;
@@ -34,15 +35,27 @@ struct Opened {
     path: PathBuf,
     shard: Shard,
     db: Db,
+    family: CfId,
 }
 
 async fn open(core: &Core, target: &Target, write: WriteOptions) -> Result<Opened, Failure> {
     let path = target.location.data.clone().expect("the parser requires a place");
     let options = OpenOptions { cache_bytes: POOL_BYTES / 4, ..OpenOptions::default() };
-    let write = WriteOptions { adopt: target.adopt, ..write };
+    // A new database has the default family only.
+    let may_create = target.column_family.as_deref().is_none_or(|name| name == "default");
+    let create = write.create && may_create;
+    let write = WriteOptions { adopt: target.adopt, create, ..write };
     let (db, writer) = node::open_for_writing(core, &path, options, write).await?;
-    let shard = Shard::new(core, db.attach(core), writer);
-    Ok(Opened { path, shard, db })
+    match family_of(&db, target.column_family.as_deref()) {
+        Ok(family) => {
+            let shard = Shard::of_family(core, db.attach(core), writer, family);
+            Ok(Opened { path, shard, db, family })
+        }
+        Err(unknown) => {
+            writer.close().await.map_err(|error| node::explain(&path, &error))?;
+            Err(unknown)
+        }
+    }
 }
 
 impl Opened {
@@ -123,7 +136,7 @@ impl Opened {
     async fn skip(&self, core: &Core, input: &mut Sorted) -> Result<u64, Failure> {
         let reader = self.db.attach(core);
         let last = async {
-            let mut iter = reader.iter(0, IterOptions::default())?;
+            let mut iter = reader.iter(self.family, IterOptions::default())?;
             iter.seek_to_last().await?;
             Ok(iter.valid().then(|| (iter.key().to_vec(), iter.value().to_vec())))
         };
@@ -162,9 +175,9 @@ impl Opened {
     /// A few entries are left to be written in a batch, because small tables cost more.
     async fn load(&self, input: &mut Sorted, imported: &mut Imported) -> Result<(), Failure> {
         let families = self.shard.column_families();
-        let bytewise = families
-            .iter()
-            .any(|family| family.id == 0 && family.comparator == "leveldb.BytewiseComparator");
+        let bytewise = families.iter().any(|family| {
+            family.id == self.family && family.comparator == "leveldb.BytewiseComparator"
+        });
         while bytewise && let Some(first) = input.sorted_from(LOAD_BYTES_MIN) {
             let explain = |error: lsm::Error| Failure::from(node::explain(&self.path, &error));
             if !self.shard.has_nothing_from(&first).map_err(explain)? {

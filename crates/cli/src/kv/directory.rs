@@ -3,9 +3,10 @@
 use std::path::PathBuf;
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use lsm::{CfId, Db, IterOptions, OpenOptions};
+use lsm::{Db, IterOptions, OpenOptions};
 use reactor::Core;
 
+use super::families::family_of;
 use super::listing::{Listed, Listing, Printer};
 use super::print::value;
 use crate::args::{Entries, Source};
@@ -28,17 +29,6 @@ impl Opened {
     fn explain(&self, error: &lsm::Error) -> Failure {
         node::explain(&self.path, error).into()
     }
-
-    /// The column family with this name.
-    fn family(&self, name: &str) -> Result<CfId, Failure> {
-        let families = self.db.column_families();
-        if let Some(family) = families.iter().find(|family| family.name == name) {
-            return Ok(family.id);
-        }
-        let names: Vec<&str> = families.iter().map(|family| family.name.as_str()).collect();
-        Err(Failure::new(format!("no column family is named '{name}'"))
-            .hint(format!("the database has: {}", names.join(", "))))
-    }
 }
 
 async fn open(core: Core, source: &Source) -> Result<Opened, Failure> {
@@ -58,7 +48,7 @@ pub fn get(key: Vec<u8>, source: Source, entries: Entries) -> Result<Verdict, Fa
     let io = source.io;
     on_core(io, async move |core| {
         let opened = open(core, &source).await?;
-        let family = opened.family(&entries.column_family)?;
+        let family = family_of(&opened.db, entries.column_family.as_deref())?;
         let reader = opened.db.attach(&opened.core);
         let found = reader.get(family, &key, None).await.map_err(|error| opened.explain(&error))?;
         let mut out = Out::new();
@@ -74,7 +64,7 @@ pub fn list(listing: Listing, source: Source) -> Result<Listed, Failure> {
     on_core(io, async move |core| {
         let Listing { range, .. } = listing.clone();
         let opened = open(core, &source).await?;
-        let family = opened.family(&listing.column_family)?;
+        let family = family_of(&opened.db, listing.column_family.as_deref())?;
         let reader = opened.db.attach(&opened.core);
         let keys = reader.approximate_keys(family).unwrap_or(0);
         let mut printer = Printer::new(&listing, keys)?;

@@ -2,7 +2,9 @@
 
 use std::fmt::Write as _;
 
-use lsm::{ColumnFamilyOptions, Comparator, Db, FamilyStat, OpenOptions, WriteOptions, Writer};
+use lsm::{
+    CfId, ColumnFamilyOptions, Comparator, Db, FamilyStat, OpenOptions, WriteOptions, Writer,
+};
 use node::Size;
 use reactor::Core;
 use serde_json::{Value, json};
@@ -36,6 +38,23 @@ fn list(place: FamiliesPlace, secondary: bool) -> Result<Verdict, Failure> {
         out.flush()?;
         Ok(Verdict::Good)
     })
+}
+
+/// The column family with this name; the default one without a name.
+pub fn family_of(db: &Db, name: Option<&str>) -> Result<CfId, Failure> {
+    const NAMES_MAX: usize = 20;
+    let name = name.unwrap_or("default");
+    let families = db.column_families();
+    if let Some(family) = families.iter().find(|family| family.name == name) {
+        return Ok(family.id);
+    }
+    let names: Vec<&str> = families.iter().take(NAMES_MAX).map(|family| &*family.name).collect();
+    let more = match families.len().saturating_sub(NAMES_MAX) {
+        0 => String::new(),
+        more => format!(" and {more} more"),
+    };
+    Err(Failure::new(format!("no column family is named '{name}'"))
+        .hint(format!("the database has: {}{more}", names.join(", "))))
 }
 
 fn bytes(family: &FamilyStat) -> u64 {
@@ -83,16 +102,16 @@ fn drop_family(name: String, place: FamiliesPlace) -> Result<Verdict, Failure> {
     let io = place.io;
     on_core(io, async move |core| {
         let (db, writer) = open(&core, &place).await?;
-        let families = db.column_families();
-        let Some(family) = families.iter().find(|family| family.name == name) else {
-            close(&writer, Ok(()), &place).await?;
-            let names: Vec<&str> = families.iter().map(|family| family.name.as_str()).collect();
-            return Err(Failure::new(format!("no column family is named '{name}'"))
-                .hint(format!("the database has: {}", names.join(", "))));
+        let id = match family_of(&db, Some(&name)) {
+            Ok(id) => id,
+            Err(unknown) => {
+                close(&writer, Ok(()), &place).await?;
+                return Err(unknown);
+            }
         };
-        let dropped = writer.drop_column_family(family.id).await;
+        let dropped = writer.drop_column_family(id).await;
         close(&writer, dropped, &place).await?;
-        say(&place, &json!({ "dropped": name, "id": family.id }))
+        say(&place, &json!({ "dropped": name, "id": id }))
     })
 }
 

@@ -32,8 +32,8 @@ pub struct Range {
 pub struct Listing {
     /// Which keys.
     pub range: Range,
-    /// The name of their column family.
-    pub column_family: String,
+    /// The name of their column family, if one was asked for.
+    pub column_family: Option<String>,
     /// How entries are written.
     pub style: Style,
     /// A file instead of standard output.

@@ -108,7 +108,7 @@ fn export(listing: Listing, source: Source) -> Result<Verdict, Failure> {
 fn put(key: Vec<u8>, value: Vec<u8>, target: Target) -> Result<Verdict, Failure> {
     let json = target.json;
     match &target.location.connect {
-        Some(address) => node::put(address, &key, &value)?,
+        Some(address) => node::put(address, target.column_family.as_deref(), &key, &value)?,
         None => change::put(key, value, target)?,
     }
     if json {
@@ -120,7 +120,7 @@ fn put(key: Vec<u8>, value: Vec<u8>, target: Target) -> Result<Verdict, Failure>
 fn delete(keys: Vec<Vec<u8>>, target: Target) -> Result<Verdict, Failure> {
     let (json, asked) = (target.json, keys.len());
     let deleted = match &target.location.connect {
-        Some(address) => node::delete(address, &keys)?,
+        Some(address) => node::delete(address, target.column_family.as_deref(), &keys)?,
         None => change::delete(keys, target)?,
     };
     if json {
@@ -136,7 +136,10 @@ fn delete(keys: Vec<Vec<u8>>, target: Target) -> Result<Verdict, Failure> {
 fn import(input: Input, resume: bool, target: Target) -> Result<Verdict, Failure> {
     let (json, begun) = (target.json, Instant::now());
     let (imported, into) = match &target.location.connect {
-        Some(address) => (node::import(address, &input)?, address.clone()),
+        Some(address) => {
+            let column_family = target.column_family.as_deref();
+            (node::import(address, column_family, &input)?, address.clone())
+        }
         None => {
             let path = target.location.data.clone().unwrap_or_default();
             (change::import(input, resume, target)?, path.display().to_string())

@@ -21,12 +21,26 @@ const PIPELINE_BYTES: usize = 1 << 20;
 /// Entries per request of a scan.
 const PAGE: u64 = 1000;
 
-fn connect(address: &str, column_family: &str) -> Result<Remote, Failure> {
-    if column_family != "default" {
-        return Err(Failure::new("a node serves the column family 'default' only")
-            .hint("use --data DIR to read other column families from the directory"));
+/// Connects to a node, which must serve the column family that was asked for.
+fn connect(address: &str, column_family: Option<&str>) -> Result<Remote, Failure> {
+    let mut remote = Remote::connect(address)?;
+    let Some(asked) = column_family else { return Ok(remote) };
+    let reply = remote.call(&[b"CONFIG", b"GET", b"column-family"])?;
+    let served = match &reply {
+        Reply::Array(items) => match &items[..] {
+            [_, Reply::Bulk(served)] => String::from_utf8_lossy(served).into_owned(),
+            _ => return Err(remote.unexpected("CONFIG GET column-family", &reply)),
+        },
+        other => return Err(remote.unexpected("CONFIG GET column-family", other)),
+    };
+    if served != asked {
+        let text = format!("the node serves the column family '{served}', not '{asked}'");
+        return Err(Failure::new(text).hint(
+            "a node serves one column family (millrace serve --column-family NAME); others are \
+             reached with --data DIR while no node has the directory open",
+        ));
     }
-    Remote::connect(address)
+    Ok(remote)
 }
 
 /// `kv get --connect`.
@@ -36,7 +50,7 @@ pub fn get(
     source: &Source,
     entries: &Entries,
 ) -> Result<Verdict, Failure> {
-    let mut remote = connect(address, &entries.column_family)?;
+    let mut remote = connect(address, entries.column_family.as_deref())?;
     let reply = remote.call(&[b"GET", key])?;
     let found = match &reply {
         Reply::Null => None,
@@ -52,7 +66,7 @@ pub fn get(
 /// `kv scan --connect` and `kv export --connect`: pages, each starting after the last key of the
 /// previous one.
 pub fn list(address: &str, listing: &Listing) -> Result<Listed, Failure> {
-    let mut remote = connect(address, &listing.column_family)?;
+    let mut remote = connect(address, listing.column_family.as_deref())?;
     let keys = match remote.call(&[b"DBSIZE"])? {
         Reply::Integer(keys) => keys.unsigned_abs(),
         other => return Err(remote.unexpected("DBSIZE", &other)),
@@ -99,8 +113,13 @@ pub fn list(address: &str, listing: &Listing) -> Result<Listed, Failure> {
 }
 
 /// `kv put --connect`.
-pub fn put(address: &str, key: &[u8], value: &[u8]) -> Result<(), Failure> {
-    let mut remote = Remote::connect(address)?;
+pub fn put(
+    address: &str,
+    column_family: Option<&str>,
+    key: &[u8],
+    value: &[u8],
+) -> Result<(), Failure> {
+    let mut remote = connect(address, column_family)?;
     match remote.call(&[b"SET", key, value])? {
         Reply::Simple(_) => Ok(()),
         other => Err(remote.unexpected("SET", &other)),
@@ -108,8 +127,12 @@ pub fn put(address: &str, key: &[u8], value: &[u8]) -> Result<(), Failure> {
 }
 
 /// `kv del --connect`: how many of the keys existed.
-pub fn delete(address: &str, keys: &[Vec<u8>]) -> Result<u64, Failure> {
-    let mut remote = Remote::connect(address)?;
+pub fn delete(
+    address: &str,
+    column_family: Option<&str>,
+    keys: &[Vec<u8>],
+) -> Result<u64, Failure> {
+    let mut remote = connect(address, column_family)?;
     let command: Vec<&[u8]> =
         std::iter::once(&b"DEL"[..]).chain(keys.iter().map(Vec::as_slice)).collect();
     match remote.call(&command)? {
@@ -119,9 +142,13 @@ pub fn delete(address: &str, keys: &[Vec<u8>]) -> Result<u64, Failure> {
 }
 
 /// `kv import --connect`: sends many commands, then reads their replies.
-pub fn import(address: &str, input: &Input) -> Result<Imported, Failure> {
+pub fn import(
+    address: &str,
+    column_family: Option<&str>,
+    input: &Input,
+) -> Result<Imported, Failure> {
     let mut input = input.open()?;
-    let mut remote = Remote::connect(address)?;
+    let mut remote = connect(address, column_family)?;
     let mut imported = Imported::default();
     let mut commands = Vec::new();
     let mut waiting = 0;

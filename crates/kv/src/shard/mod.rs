@@ -172,7 +172,12 @@ pub struct ShardStats {
 impl Shard {
     /// Takes over the writer of a database, on the core that opened it.
     pub fn new(core: &Core, reader: Reader, writer: Writer) -> Self {
-        Self::with_memory(core, reader, writer, FAMILY, KNOWN_BYTES)
+        Self::of_family(core, reader, writer, FAMILY)
+    }
+
+    /// The same for the keys of a column family.
+    pub fn of_family(core: &Core, reader: Reader, writer: Writer, family: CfId) -> Self {
+        Self::with_memory(core, reader, writer, family, KNOWN_BYTES)
     }
 
     /// The same for the keys of a column family, with `known_bytes` of memory for remembering which

@@ -7,8 +7,7 @@
 //! 3. [`Recovered::get`] and [`RecoveredCursor`] search the array. Neither allocates.
 //!
 //! Order: user keys by the comparator, versions of a key newest first, as in a table. Range
-//! tombstones are kept apart, in runs that are sorted as they fill; a reader must also check
-//! [`Recovered::tombstones`].
+//! tombstones are kept apart; a reader must also check [`Recovered::tombstones`].
 //!
 //! ```text
 //! arena    varint32 key len | varint32 value len | user key | fixed64 packed | value   per entry
@@ -24,8 +23,8 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use rocksfmt::{
-    Comparator, KEY_TRAILER_BYTES, Op, RangeTombstonesBuilder, SEEK_TYPE, ValueType, pack,
-    put_varint, varint32_at,
+    Comparator, KEY_TRAILER_BYTES, Op, RangeTombstonesBuilder, RangeTombstonesSorting, SEEK_TYPE,
+    ValueType, pack, put_varint, varint32_at,
 };
 
 use crate::error::{Error, Result};
@@ -33,8 +32,6 @@ use crate::mem::tombstones::TombstoneRuns;
 
 /// Bytes of memory that a range tombstone takes besides its keys, about.
 const TOMBSTONE_BYTES: usize = 64;
-/// Range tombstones that are sorted together.
-const TOMBSTONES_AT_ONCE: usize = if cfg!(test) { 3 } else { 512 };
 
 #[derive(Clone, Copy)]
 struct Entry {
@@ -49,9 +46,7 @@ pub(crate) struct RecoveredBuilder {
     entries: Vec<Entry>,
     /// The common prefix of all keys so far; meaningless before the first.
     common: Vec<u8>,
-    tombstones: TombstoneRuns,
-    /// Range tombstones that are newer than the runs.
-    unsorted: RangeTombstonesBuilder,
+    tombstones: RangeTombstonesBuilder,
     tombstone_count: usize,
     tombstone_bytes: usize,
 }
@@ -63,8 +58,7 @@ impl RecoveredBuilder {
             arena: Vec::new(),
             entries: Vec::new(),
             common: Vec::new(),
-            tombstones: TombstoneRuns::default(),
-            unsorted: RangeTombstonesBuilder::new(comparator),
+            tombstones: RangeTombstonesBuilder::new(comparator),
             tombstone_count: 0,
             tombstone_bytes: 0,
         }
@@ -108,23 +102,12 @@ impl RecoveredBuilder {
             // It deletes nothing, and a memtable with nothing else needs no table.
             return Ok(());
         }
-        self.unsorted
+        self.tombstones
             .add(start, end, sequence)
             .map_err(|e| Error::format("range deletions of the write-ahead log", &e))?;
         self.tombstone_count += 1;
         self.tombstone_bytes += start.len() + end.len() + TOMBSTONE_BYTES;
-        if self.tombstone_count.is_multiple_of(TOMBSTONES_AT_ONCE) {
-            self.sort_tombstones();
-        }
         Ok(())
-    }
-
-    fn sort_tombstones(&mut self) {
-        let next = RangeTombstonesBuilder::new(self.comparator);
-        let newer = std::mem::replace(&mut self.unsorted, next).finish();
-        if !newer.is_empty() {
-            self.tombstones = self.tombstones.with(self.comparator, newer);
-        }
     }
 
     fn insert(&mut self, key: &[u8], sequence: u64, value_type: ValueType, value: &[&[u8]]) {
@@ -164,8 +147,7 @@ impl RecoveredBuilder {
     }
 
     /// Sorts everything for reading, in steps.
-    pub fn freeze(mut self) -> Sorting {
-        self.sort_tombstones();
+    pub fn freeze(self) -> Sorting {
         let mut entries = self.entries;
         entries.shrink_to_fit();
         let mut table = Recovered {
@@ -173,10 +155,11 @@ impl RecoveredBuilder {
             arena: self.arena,
             entries,
             common: self.common,
-            tombstones: Arc::new(self.tombstones),
+            tombstones: Arc::default(),
         };
         table.arena.shrink_to_fit();
-        Sorting { table, sorted: Vec::new(), width: 0, start: 0, left: 0, right: 0 }
+        let tombstones = Some(self.tombstones.sort());
+        Sorting { table, tombstones, sorted: Vec::new(), width: 0, start: 0, left: 0, right: 0 }
     }
 }
 
@@ -187,6 +170,8 @@ const STEP: usize = if cfg!(test) { 3 } else { 1024 };
 /// Between two steps the core can do other work.
 pub(crate) struct Sorting {
     table: Recovered,
+    /// The range tombstones, until they are sorted.
+    tombstones: Option<RangeTombstonesSorting>,
     /// The entries that this pass has merged.
     sorted: Vec<Entry>,
     /// The length of the runs; 0 while they are being sorted.
@@ -200,6 +185,13 @@ pub(crate) struct Sorting {
 impl Sorting {
     /// Does the next step; false if none was left.
     pub fn step(&mut self) -> bool {
+        if let Some(mut sorting) = self.tombstones.take() {
+            match sorting.step() {
+                true => self.tombstones = Some(sorting),
+                false => self.table.tombstones = Arc::new(TombstoneRuns::of(sorting.finish())),
+            }
+            return true;
+        }
         let len = self.table.entries.len();
         if self.width == 0 {
             self.sort_run();

@@ -35,6 +35,13 @@ pub(crate) struct TombstoneRuns {
 }
 
 impl TombstoneRuns {
+    /// One run.
+    pub fn of(run: RangeTombstones) -> TombstoneRuns {
+        let len = run.len();
+        let runs = if len == 0 { Vec::new() } else { vec![Arc::new(run)] };
+        TombstoneRuns { runs, len }
+    }
+
     /// These tombstones, and newer ones.
     pub fn with(&self, comparator: Comparator, newer: RangeTombstones) -> TombstoneRuns {
         let len = self.len + newer.len();

@@ -171,7 +171,7 @@ impl<'a> Loader<'a> {
             None if self.consent.is_some() => directory::identity(dir).await?,
             None => String::new(),
         };
-        let version = Version { families, slots, epoch: 0 };
+        let version = Version { families: families.into_iter().collect(), slots, epoch: 0 };
         let counted = manifest.keys.zip(recovered.keys);
         let keys = counted.and_then(|(keys, new)| keys.checked_add_signed(new));
         let db = Db(Arc::new(DbState {

@@ -156,7 +156,7 @@ impl Pieces<'_> {
     async fn write(&self, piece: BTreeMap<u32, Sorting>) -> Result<()> {
         let pace = Arc::<Pace>::default();
         for (id, mut sorting) in piece {
-            let family = self.version.families.iter().find(|family| family.id == id);
+            let family = self.version.families.find(id);
             let Some(family) = family.filter(|family| family.refused.is_none()) else { continue };
             while sorting.step() {
                 self.job.core.checkpoint().await;
@@ -191,7 +191,7 @@ impl Pieces<'_> {
         let mut tables = self.tables.take();
         let blobs = self.blobs.take();
         // A family without tables no longer needs the logs either.
-        let flushed = |family: &Family| Flushed {
+        let flushed = |family: &Arc<Family>| Flushed {
             id: family.id,
             mems: Vec::new(),
             tables: tables.remove(&family.id).unwrap_or_default(),

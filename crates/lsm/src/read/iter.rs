@@ -11,7 +11,7 @@
 use std::cmp::Ordering;
 use std::rc::Rc;
 
-use rocksfmt::{Comparator, SEQUENCE_MAX, pack, unpack};
+use rocksfmt::{Comparator, SEQUENCE_MAX, ValueType, pack, unpack};
 
 use crate::db::CfId;
 use crate::error::{Error, Kind, Result};
@@ -104,8 +104,7 @@ impl Iter {
         let view = context.view.clone();
         let version = &view.version;
         let found = version.family(family)?;
-        let family_at =
-            version.families.iter().position(|f| std::ptr::eq(f, found)).unwrap_or_default();
+        let family_at = version.families.place(family).unwrap_or_default();
         let mut bounds = Bounds { lower: options.lower, upper: options.upper };
         if let Some(prefix) = options.prefix {
             if found.comparator != Comparator::Bytewise {
@@ -451,6 +450,12 @@ impl Iter {
                 continue;
             }
             self.take_key(at);
+            if is_deletion(kind) {
+                self.pass().await;
+                skip = true;
+                self.step_current().await?;
+                continue;
+            }
             let value = self.source_value(at);
             if is_operand(packed) {
                 self.value = self.merge_forward(packed, value).await?;
@@ -724,6 +729,12 @@ struct Operands {
     cover: u64,
     /// The last operand's sequence and type.
     last: u64,
+}
+
+/// Whether entries of a type delete their key, whatever the column family.
+#[inline]
+fn is_deletion(kind: u8) -> bool {
+    kind == ValueType::Deletion as u8 || kind == ValueType::SingleDeletion as u8
 }
 
 #[inline]

@@ -110,8 +110,7 @@ impl<'a> Lookup<'a> {
     #[inline(always)]
     fn new(view: &'a Rc<View>, family: CfId, key: &'a [u8], sequence: u64) -> Result<Lookup<'a>> {
         let found = view.version.family(family)?;
-        let family_at =
-            view.version.families.iter().position(|f| std::ptr::eq(f, found)).unwrap_or_default();
+        let family_at = view.version.families.place(family).unwrap_or_default();
         Ok(Lookup {
             family: found,
             family_at,

@@ -9,7 +9,7 @@ use reactor::Core;
 use crate::error::{Error, Kind, Result};
 use crate::slots::CHUNK;
 use crate::table::Table;
-use crate::version::{Slot, Version};
+use crate::version::{Family, Slot, Version};
 
 /// One core's view of a version: its own handle on every file.
 pub(crate) struct View {
@@ -17,7 +17,7 @@ pub(crate) struct View {
     /// By chunk of [`crate::slots::Slots`].
     files: Vec<Rc<[Option<File>]>>,
     /// The blob files of each family, in the order of [`crate::version::Family::blobs`].
-    pub blobs: Vec<Vec<File>>,
+    pub blobs: Vec<Rc<[File]>>,
 }
 
 impl View {
@@ -48,11 +48,16 @@ impl View {
             chunk.iter().enumerate().map(file).collect()
         };
         let files = version.slots.chunks().iter().enumerate().map(attach).collect();
-        let blobs = version
-            .families
-            .iter()
-            .map(|family| family.blobs.iter().map(|(_, blob)| core.attach(&blob.file)).collect())
-            .collect();
+        let attach = |family: &Arc<Family>| -> Rc<[File]> {
+            if let Some(older) = older
+                && let Some(at) = older.version.families.place(family.id)
+                && Arc::ptr_eq(&older.version.families[at], family)
+            {
+                return older.blobs[at].clone();
+            }
+            family.blobs.iter().map(|(_, blob)| core.attach(&blob.file)).collect()
+        };
+        let blobs = version.families.iter().map(attach).collect();
         View { version, files, blobs }
     }
 

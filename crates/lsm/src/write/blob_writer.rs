@@ -631,7 +631,7 @@ struct Prepared {
 
 /// Adds a blob file to a version, or replaces how it is open.
 pub(crate) fn publish(version: &mut Version, id: CfId, number: u64, file: Option<Arc<BlobFile>>) {
-    let family = version.families.iter_mut().find(|family| family.id == id);
+    let family = version.families.find_mut(id);
     let (Some(family), Some(file)) = (family, file) else { return };
     family.blobs.retain(|(other, _)| *other != number);
     family.blobs.push((number, file));

@@ -500,7 +500,8 @@ impl Commit<'_> {
             for &slot in &slots {
                 version.slots.free(slot);
             }
-            for family in version.families.iter_mut().filter(|family| ids.contains(&family.id)) {
+            for &id in ids {
+                let Some(family) = version.families.find_mut(id) else { continue };
                 family.mems.truncate(1);
                 family.levels.fill_with(Arc::default);
             }
@@ -700,7 +701,11 @@ fn new_memtables(state: &WriteState) -> BTreeMap<u32, LiveWriter> {
     let mut live = BTreeMap::new();
     state.db.publish(|version| {
         let shares = version.families.len();
-        for family in version.families.iter_mut().filter(|family| family.refused.is_none()) {
+        for at in 0..shares {
+            if version.families[at].refused.is_some() {
+                continue;
+            }
+            let family = version.families.at_mut(at);
             let (bytes, seed) = (state.options.memtable_bytes, state.core.random_u64());
             let (writer, mem) = LiveWriter::new(family.comparator, bytes, shares, seed);
             family.mems.insert(0, mem);

@@ -608,7 +608,7 @@ impl Version {
             (Some(Slot::Open(a)), Some(Slot::Open(b))) => Arc::ptr_eq(a, b),
             _ => false,
         };
-        let family = self.families.iter().find(|f| f.id == family);
+        let family = self.families.find(family);
         same && family.is_some_and(|family| family.place_of(self, level, slot).is_some())
     }
 }
@@ -626,10 +626,8 @@ fn replace(
     if plan.moves {
         new.extend(&plan.inputs);
     }
-    let Some(at) = version.families.iter().position(|family| family.id == id) else { return };
-    let comparator = version.families[at].comparator;
-    let slots = &version.slots;
-    let levels = &mut version.families[at].levels;
+    let Some(family) = version.families.find_mut(id) else { return };
+    let (comparator, slots, levels) = (family.comparator, &version.slots, &mut family.levels);
     levels.resize_with(levels.len().max(plan.output + 1), Arc::default);
     let start = &levels[plan.start];
     levels[plan.start] = if plan.start == 0 {

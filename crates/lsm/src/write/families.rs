@@ -119,7 +119,7 @@ impl Commit<'_> {
         let state = self.state;
         let turn = state.manifest_turn().await?;
         let version = state.db.version();
-        let family = version.families.iter().find(|family| family.id == id).ok_or_else(|| {
+        let family = version.families.find(id).ok_or_else(|| {
             Error::new(Kind::UnknownColumnFamily, format!("no column family with id {id}"))
         })?;
         if id == 0 {
@@ -136,7 +136,7 @@ impl Commit<'_> {
             for &slot in &slots {
                 version.slots.free(slot);
             }
-            version.families.retain(|family| family.id != id);
+            version.families.remove(id);
         });
         if let Err(error) = dropped.await {
             // A write to it must not be acknowledged and then be dropped by a crash.

@@ -14,6 +14,7 @@
 //!
 //! A table that no record names is removed at the next opening.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use rocksfmt::{
@@ -136,9 +137,15 @@ async fn generation_to_tables(
     let (failures, failed) = (state.blobs.failures(), state.blobs.failed());
     let mut all = Vec::new();
     let mut failure = None;
-    for id in families {
-        let of_family = generation.mems.iter().filter(|(family, _)| *family == id);
-        let mems: Vec<Arc<Mem>> = of_family.map(|(_, mem)| mem.clone()).collect();
+    let mut mems_of: BTreeMap<u32, Vec<Arc<Mem>>> = BTreeMap::new();
+    for (family, mem) in &generation.mems {
+        mems_of.entry(*family).or_default().push(mem.clone());
+    }
+    for (count, id) in (1..).zip(families) {
+        if count % ENTRIES_AT_ONCE == 0 {
+            state.core.checkpoint().await;
+        }
+        let mems = mems_of.remove(&id).unwrap_or_default();
         if is_cleared(state, generation, id) || done.contains(&id) {
             continue;
         }
@@ -205,7 +212,7 @@ pub(crate) async fn install(
     let turn = state.manifest_turn().await?;
     // Families that were cleared or dropped meanwhile.
     let version = state.db.version();
-    let is_there = |id| version.families.iter().any(|family| family.id == id);
+    let is_there = |id| version.families.place(id).is_some();
     let gone = all
         .extract_if(.., |family| is_cleared(state, generation, family.id) || !is_there(family.id));
     let gone: Vec<Flushed> = gone.collect();
@@ -281,8 +288,7 @@ pub(crate) async fn install(
 fn replace(version: &mut Version, flushed: Flushed) {
     let Flushed { id, mems, tables, .. } = flushed;
     let slots: Vec<u32> = tables.into_iter().map(|table| version.put(table)).collect();
-    let Some(at) = version.families.iter().position(|family| family.id == id) else { return };
-    let family = &mut version.families[at];
+    let Some(family) = version.families.find_mut(id) else { return };
     family.mems.retain(|mem| !mems.iter().any(|gone| Arc::ptr_eq(gone, mem)));
     if slots.is_empty() {
         return;
@@ -311,7 +317,7 @@ async fn tables(
     failed: &[u64],
 ) -> Result<(Vec<Table>, BlobMeter)> {
     let (mut tables, mut blobs) = (Vec::new(), BlobMeter::default());
-    let Some(family) = version.families.iter().find(|family| family.id == id) else {
+    let Some(family) = version.families.find(id) else {
         return Ok((tables, blobs));
     };
     for mem in mems.iter().rev() {

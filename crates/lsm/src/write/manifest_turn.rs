@@ -117,12 +117,12 @@ impl ManifestTurn<'_> {
         let mut dead = Vec::new();
         self.state.db.publish(|version| {
             apply(version);
-            let mut changed = version.families.iter_mut();
-            while let Some(family) = changed.find(|family| families.contains(&family.id)) {
-                if family.blobs.is_empty() {
+            for id in families {
+                if version.families.find(id).is_none_or(|family| family.blobs.is_empty()) {
                     continue;
                 }
-                let live = manifest.state().live_blob_files(family.id);
+                let Some(family) = version.families.find_mut(id) else { continue };
+                let live = manifest.state().live_blob_files(id);
                 let live: BTreeSet<u64> = live.iter().map(|blob| blob.number).collect();
                 family.blobs.retain(|(number, _)| {
                     let is_live = live.contains(number);

@@ -312,7 +312,7 @@ impl Sweep {
             self.done = last.map(|&slot| user_key(&version.meta(slot).largest).to_vec());
             return;
         }
-        let family = version.families.iter().find(|family| family.id == self.family);
+        let family = version.families.find(self.family);
         let level0 = family.and_then(|family| family.levels.first());
         let is_old = |slot: &&u32| version.meta(**slot).smallest_sequence <= self.until;
         let old = |slots: &[u32]| slots.iter().filter(is_old).count();

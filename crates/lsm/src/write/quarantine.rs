@@ -6,9 +6,11 @@
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
 
+use rocksfmt::Comparator;
+
 use crate::error::{Error, Kind};
 use crate::range_tombstones::clipped;
-use crate::version::{Slot, Version};
+use crate::version::{Family, Slot, Version};
 
 /// The tables that merges leave alone.
 #[derive(Default)]
@@ -19,6 +21,16 @@ pub(crate) struct Quarantine {
     for_memory: Cell<bool>,
 }
 
+/// Why the range tombstones of a table cannot be clipped, if they cannot.
+fn unclippable(version: &Version, family: &Family, slot: u32) -> Option<Error> {
+    let tried = match family.comparator {
+        // All or none.
+        Comparator::Bytewise => 1,
+        Comparator::ReverseBytewise => usize::MAX,
+    };
+    clipped(version, family, slot).take(tried).find_map(Result::err)
+}
+
 impl Quarantine {
     /// The tables of a version that are known to be damaged.
     pub fn new(version: &Version) -> Quarantine {
@@ -27,7 +39,7 @@ impl Quarantine {
             for &slot in family.levels.iter().flat_map(|level| &level.slots) {
                 if let Slot::Broken { error, .. } = &version.slots[slot as usize] {
                     quarantine.add(version, slot, error);
-                } else if let Err(error) = clipped(version, family, slot) {
+                } else if let Some(error) = unclippable(version, family, slot) {
                     quarantine.add(version, slot, &error);
                 }
             }

@@ -23,7 +23,7 @@ pub(crate) fn split(version: &Version, family: u32, plan: &Plan, most: usize) ->
     if plan.start != 0 || plan.moves || !plan.stays.is_empty() || count < 2 {
         return whole();
     }
-    let Some(family) = version.families.iter().find(|f| f.id == family) else { return whole() };
+    let Some(family) = version.families.find(family) else { return whole() };
     let mut anchors = anchors(version, plan);
     anchors.sort_by(|a, b| family.comparator.cmp_user(&a.0, &b.0));
     let all: u64 = anchors.iter().map(|anchor| anchor.1).sum();

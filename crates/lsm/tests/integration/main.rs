@@ -16,6 +16,7 @@ mod fairness;
 mod full_disk;
 mod healing;
 mod ingest;
+mod large;
 mod manifest;
 mod memory;
 mod merges;

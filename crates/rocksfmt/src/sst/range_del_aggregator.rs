@@ -19,6 +19,7 @@
 //! covers them.
 
 use std::borrow::Cow;
+use std::cell::Cell;
 use std::cmp::Ordering;
 use std::collections::BTreeSet;
 
@@ -198,7 +199,7 @@ impl Cutting {
     pub fn finish(self) -> Fragments {
         let RangeDelAggregator { comparator, arena, .. } = self.all;
         let Cutting { fragments, sequences, .. } = self;
-        Fragments { comparator, arena, fragments, sequences, at: 0 }
+        Fragments { comparator, arena, fragments, sequences, at: Cell::new(0) }
     }
 }
 
@@ -245,7 +246,7 @@ pub struct Fragments {
     /// For each fragment, descending.
     sequences: Vec<u64>,
     /// The number of fragments that start at or before the key of the last query.
-    at: usize,
+    at: Cell<usize>,
 }
 
 impl Fragments {
@@ -257,24 +258,24 @@ impl Fragments {
     /// The largest sequence, at most `at`, of a tombstone that covers the user key; 0 if there is
     /// none. `at` is one of the snapshots, or newer than all tombstones. Ascending keys are fast.
     #[inline]
-    pub fn max_sequence(&mut self, user_key: &[u8], at: u64) -> u64 {
+    pub fn max_sequence(&self, user_key: &[u8], at: u64) -> u64 {
         if self.fragments.is_empty() {
             return 0;
         }
         self.advance(user_key);
-        let Some(fragment) = self.at.checked_sub(1) else { return 0 };
-        let over = self.sequences_of(fragment);
+        let Some(fragment) = self.at.get().checked_sub(1) else { return 0 };
+        let over = self.sequences(fragment);
         over.iter().copied().find(|&sequence| sequence <= at).unwrap_or(0)
     }
 
     /// Moves `at` to a key.
-    fn advance(&mut self, user_key: &[u8]) {
+    fn advance(&self, user_key: &[u8]) {
         let starts = |at: usize| {
             self.fragments.get(at).is_some_and(|fragment| {
                 self.comparator.cmp_user(slice(&self.arena, fragment.start), user_key).is_le()
             })
         };
-        let mut at = self.at;
+        let mut at = self.at.get();
         if at > 0 && !starts(at - 1) {
             // The keys went back.
             at = 0;
@@ -290,10 +291,27 @@ impl Fragments {
             }
             step /= 2;
         }
-        self.at = at;
+        self.at.set(at);
     }
 
-    fn sequences_of(&self, at: usize) -> &[u64] {
+    /// The range of a fragment by its number, with an exclusive end; `None` after the last one.
+    /// Fragments are in the order of their keys.
+    pub fn range(&self, at: usize) -> Option<(&[u8], &[u8])> {
+        // The last one is a gap.
+        let end = slice(&self.arena, self.fragments.get(at + 1)?.start);
+        Some((slice(&self.arena, self.fragments[at].start), end))
+    }
+
+    /// The first fragment that ends after a user key.
+    pub fn find(&self, user_key: &[u8]) -> usize {
+        let starts = |fragment: &Fragment| {
+            self.comparator.cmp_user(slice(&self.arena, fragment.start), user_key).is_le()
+        };
+        self.fragments.partition_point(starts).saturating_sub(1)
+    }
+
+    /// The sequences of a fragment, descending; none of a gap.
+    pub fn sequences(&self, at: usize) -> &[u64] {
         let first = self.fragments[at].first as usize;
         let end = self.fragments.get(at + 1).map_or(self.sequences.len(), |f| f.first as usize);
         &self.sequences[first..end]
@@ -308,10 +326,7 @@ impl Fragments {
     ) -> impl Iterator<Item = RangeTombstone<'a>> {
         let order = self.comparator;
         let start_of = move |at: usize| slice(&self.arena, self.fragments[at].start);
-        let first = from.map_or(0, |from| {
-            let starts = |f: &Fragment| order.cmp_user(slice(&self.arena, f.start), from).is_le();
-            self.fragments.partition_point(starts).saturating_sub(1)
-        });
+        let first = from.map_or(0, |from| self.find(from));
         // The last fragment is a gap.
         let all = first..self.fragments.len().saturating_sub(1);
         all.take_while(move |&at| to.is_none_or(|to| order.cmp_user(start_of(at), to).is_lt()))
@@ -321,7 +336,7 @@ impl Fragments {
                     from.filter(|from| order.cmp_user(start, from).is_lt()).unwrap_or(start);
                 let end = to.filter(|to| order.cmp_user(end, to).is_gt()).unwrap_or(end);
                 let some = order.cmp_user(start, end).is_lt();
-                let sequences = if some { self.sequences_of(at) } else { &[] };
+                let sequences = if some { self.sequences(at) } else { &[] };
                 sequences.iter().map(move |&sequence| RangeTombstone { start, end, sequence })
             })
     }
@@ -397,7 +412,7 @@ mod tests {
             listed(&all, None, None),
             [(1, 2, 3), (2, 4, 7), (4, 5, 8), (5, 7, 12), (7, 9, 3)]
         );
-        let mut all = fragments(&items, &[3, 10]);
+        let all = fragments(&items, &[3, 10]);
         let of_four = [(4, 5, 8), (4, 5, 3), (5, 6, 12), (5, 6, 8), (5, 6, 3)];
         assert_eq!(listed(&all, Some(4), Some(6)), of_four);
         assert_eq!((all.max_sequence(&[5], 3), all.max_sequence(&[5], 10)), (3, 8));
@@ -446,7 +461,7 @@ mod tests {
             snapshots in prop::collection::vec(0u64..30, 0..4),
             cut in 0u8..20,
         ) {
-            let mut all = fragments(&items, &snapshots);
+            let all = fragments(&items, &snapshots);
             let mut parts = listed(&all, None, Some(cut));
             parts.extend(listed(&all, Some(cut), None));
             let mut sorted = snapshots.clone();

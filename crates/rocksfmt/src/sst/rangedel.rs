@@ -27,6 +27,7 @@ use crate::block::data::BlockCursor;
 use crate::block::layout::BlockLayout;
 use crate::error::{Error, Result};
 use crate::key::{Comparator, InternalKey, SENTINEL_PACKED, ValueType};
+use crate::sst::step_sort::StepSort;
 
 /// The range of a key in the arena.
 type Span = (u32, u32);
@@ -97,55 +98,191 @@ impl RangeTombstonesBuilder {
         }
     }
 
-    /// The finished set.
+    /// The finished set, at once. For many tombstones see [`RangeTombstonesBuilder::sort`].
     pub fn finish(self) -> RangeTombstones {
-        let RangeTombstonesBuilder { comparator, arena, mut items } = self;
-        items.sort_by(|a, b| {
-            comparator
-                .cmp_user(slice(&arena, a.start), slice(&arena, b.start))
-                .then(b.sequence.cmp(&a.sequence))
-        });
-        set_end_max(comparator, &arena, &mut items);
-        let marks = marks(comparator, &arena, &items);
-        let sequences = || items.iter().map(|item| item.sequence);
-        let sequences = (sequences().min().unwrap_or(0), sequences().max().unwrap_or(0));
-        RangeTombstones { comparator, arena, items, marks, sequences, bounds: None }
+        self.sort().finish()
+    }
+
+    /// Begins to sort the tombstones, in steps.
+    pub fn sort(self) -> RangeTombstonesSorting {
+        let RangeTombstonesBuilder { comparator, arena, items } = self;
+        RangeTombstonesSorting {
+            comparator,
+            order: StepSort::new(items.len() as u32),
+            indexes: Vec::new(),
+            unsorted: items,
+            set: RangeTombstones { comparator, arena, ..RangeTombstones::default() },
+            subtrees: None,
+            marking: None,
+        }
     }
 }
 
-/// The marks of tombstones sorted by start.
-fn marks(comparator: Comparator, arena: &[u8], items: &[Tombstone]) -> Vec<Mark> {
-    let is_before =
-        |a: Span, b: Span| comparator.cmp_user(slice(arena, a), slice(arena, b)).is_lt();
-    let mut marks: Vec<Mark> = Vec::with_capacity(items.len() + 1);
-    // The tombstones that have begun, the newest first; those that have ended leave at the top.
-    let mut begun: BinaryHeap<(u64, usize)> = BinaryHeap::new();
-    let mut next = 0;
-    let mut at = match items.first() {
-        Some(first) => first.start,
-        None => return marks,
-    };
-    loop {
-        while let Some(item) = items.get(next)
-            && !is_before(at, item.start)
-        {
-            begun.push((item.sequence, next));
-            next += 1;
+/// Tombstones, subtrees or marks of one step.
+const AT_ONCE: usize = if cfg!(test) { 3 } else { 512 };
+/// Most marks on each side of a key over which [`RangeTombstones::cover`] joins tombstones.
+const JOINED_MAX: usize = if cfg!(test) { 4 } else { 4096 };
+
+/// A set of range tombstones being sorted, in steps of less than a millisecond, for jobs that share
+/// their core with others.
+#[derive(Clone, Debug)]
+pub struct RangeTombstonesSorting {
+    comparator: Comparator,
+    order: StepSort,
+    /// The order of the tombstones, once it is known.
+    indexes: Vec<u32>,
+    unsorted: Vec<Tombstone>,
+    set: RangeTombstones,
+    /// Once the tombstones are in order: the subtrees without their largest end. Those that depend
+    /// on others come before them.
+    subtrees: Option<Vec<(usize, usize)>>,
+    /// Once all subtrees have theirs.
+    marking: Option<Marking>,
+}
+
+impl RangeTombstonesSorting {
+    /// Does the next step; false if none was left.
+    pub fn step(&mut self) -> bool {
+        if let Some(marking) = &mut self.marking {
+            let more = marking.step(&mut self.set);
+            if !more {
+                self.set.marks.shrink_to_fit();
+            }
+            return more;
         }
-        while begun.peek().is_some_and(|&(_, index)| !is_before(at, items[index].end)) {
-            begun.pop();
+        if self.subtrees.is_some() {
+            self.end_subtrees();
+        } else if !self.indexes.is_empty() || self.unsorted.is_empty() {
+            self.arrange();
+        } else {
+            self.sort();
         }
-        let newest = begun.peek().map(|&(sequence, index)| (sequence, items[index].end));
-        let sequence = newest.map_or(0, |(sequence, _)| sequence);
-        if marks.last().is_none_or(|last| last.sequence != sequence) {
-            marks.push(Mark { key: at, sequence });
-        }
-        at = match (newest, items.get(next)) {
-            (Some((_, end)), Some(item)) if is_before(item.start, end) => item.start,
-            (Some((_, end)), _) => end,
-            (None, Some(item)) => item.start,
-            (None, None) => return marks,
+        true
+    }
+
+    fn sort(&mut self) {
+        let RangeTombstonesSorting { comparator, order, unsorted, set, .. } = self;
+        let by_start = |a: u32, b: u32| {
+            let (a, b) = (unsorted[a as usize], unsorted[b as usize]);
+            let (start, other) = (slice(&set.arena, a.start), slice(&set.arena, b.start));
+            comparator.cmp_user(start, other).then(b.sequence.cmp(&a.sequence))
         };
+        if !order.step(by_start) {
+            self.indexes = std::mem::replace(order, StepSort::new(0)).into_indexes();
+            self.set.items.reserve_exact(self.unsorted.len());
+        }
+    }
+
+    /// Puts tombstones into their places.
+    fn arrange(&mut self) {
+        let RangeTombstones { items, sequences, .. } = &mut self.set;
+        let from = items.len();
+        for &at in self.indexes.iter().skip(from).take(AT_ONCE) {
+            let item = self.unsorted[at as usize];
+            *sequences = match items.is_empty() {
+                true => (item.sequence, item.sequence),
+                false => (sequences.0.min(item.sequence), sequences.1.max(item.sequence)),
+            };
+            items.push(item);
+        }
+        if items.len() < self.unsorted.len() {
+            return;
+        }
+        let mut subtrees = vec![(0, items.len())];
+        let mut at = 0;
+        while let Some(&(low, high)) = subtrees.get(at) {
+            if high - low > AT_ONCE {
+                let middle = low + (high - low) / 2;
+                subtrees.extend([(low, middle), (middle + 1, high)]);
+            }
+            at += 1;
+        }
+        self.indexes = Vec::new();
+        self.unsorted = Vec::new();
+        self.subtrees = Some(subtrees);
+    }
+
+    /// Sets the largest ends of subtrees, the small ones first.
+    fn end_subtrees(&mut self) {
+        let RangeTombstones { arena, items, .. } = &mut self.set;
+        let Some(subtrees) = &mut self.subtrees else { return };
+        let mut left = AT_ONCE;
+        while let Some((low, high)) = subtrees.pop() {
+            if high - low > AT_ONCE {
+                join_end_max(self.comparator, arena, items, (low, high));
+                left = left.saturating_sub(1);
+            } else {
+                set_end_max(self.comparator, arena, &mut items[low..high]);
+                left = left.saturating_sub(high - low);
+            }
+            if left == 0 {
+                return;
+            }
+        }
+        self.marking = Some(Marking {
+            begun: BinaryHeap::new(),
+            next: 0,
+            at: items.first().map(|first| first.start),
+        });
+    }
+
+    /// Does all remaining steps and returns the result.
+    pub fn finish(mut self) -> RangeTombstones {
+        while self.step() {}
+        self.set
+    }
+}
+
+/// Finds the marks of tombstones sorted by start.
+#[derive(Clone, Debug)]
+struct Marking {
+    /// The tombstones that have begun, the newest first; those that have ended leave at the top.
+    begun: BinaryHeap<(u64, usize)>,
+    next: usize,
+    /// The next key at which a mark may be; `None` after the last.
+    at: Option<Span>,
+}
+
+impl Marking {
+    /// Finds some marks; false if none is left.
+    fn step(&mut self, set: &mut RangeTombstones) -> bool {
+        let RangeTombstones { comparator, arena, items, marks, .. } = set;
+        let Marking { begun, next, at } = self;
+        let is_before =
+            |a: Span, b: Span| comparator.cmp_user(slice(arena, a), slice(arena, b)).is_lt();
+        let mut left = AT_ONCE;
+        while let Some(key) = *at
+            && left > 0
+        {
+            left -= 1;
+            while left > 0
+                && let Some(item) = items.get(*next)
+                && !is_before(key, item.start)
+            {
+                begun.push((item.sequence, *next));
+                *next += 1;
+                left -= 1;
+            }
+            if items.get(*next).is_some_and(|item| !is_before(key, item.start)) {
+                // Many begin at this key.
+                return true;
+            }
+            while begun.peek().is_some_and(|&(_, index)| !is_before(key, items[index].end)) {
+                begun.pop();
+            }
+            let newest = begun.peek().map(|&(sequence, index)| (sequence, items[index].end));
+            let sequence = newest.map_or(0, |(sequence, _)| sequence);
+            if marks.last().is_none_or(|last| last.sequence != sequence) {
+                marks.push(Mark { key, sequence });
+            }
+            *at = match (newest, items.get(*next)) {
+                (Some((_, end)), Some(item)) if is_before(item.start, end) => Some(item.start),
+                (Some((_, end)), _) => Some(end),
+                (None, Some(item)) => Some(item.start),
+                (None, None) => None,
+            };
+        }
+        at.is_some()
     }
 }
 
@@ -166,6 +303,60 @@ struct Bounds {
     smallest: Vec<u8>,
     largest: Vec<u8>,
     largest_is_exclusive: bool,
+}
+
+/// Reads a range-deletion block in steps of less than a millisecond, like [`RangeTombstones::parse`].
+/// The block is passed to each.
+#[derive(Debug)]
+pub struct RangeTombstonesParsing {
+    layout: BlockLayout,
+    cursor: BlockCursor,
+    more: bool,
+    global_sequence: Option<u64>,
+    builder: RangeTombstonesBuilder,
+}
+
+impl RangeTombstonesParsing {
+    /// Begins with a block.
+    ///
+    /// # Errors
+    /// Corruption, as for [`RangeTombstonesParsing::step`].
+    pub fn new(
+        data: &[u8],
+        comparator: Comparator,
+        global_sequence: Option<u64>,
+    ) -> Result<RangeTombstonesParsing> {
+        let layout = BlockLayout::parse(data)?;
+        let mut cursor = BlockCursor::new();
+        let more = cursor.seek_to_first(data, &layout)?;
+        let builder = RangeTombstonesBuilder::new(comparator);
+        Ok(RangeTombstonesParsing { layout, cursor, more, global_sequence, builder })
+    }
+
+    /// Reads some tombstones; false if none is left.
+    ///
+    /// # Errors
+    /// Corruption: the block is damaged, or has other entries.
+    pub fn step(&mut self, data: &[u8]) -> Result<bool> {
+        for _ in 0..AT_ONCE {
+            if !self.more {
+                return Ok(false);
+            }
+            let key = InternalKey::parse(self.cursor.key())?;
+            if key.value_type()? != ValueType::RangeDeletion {
+                return Err(Error::corruption(format!("entry of type 0x{:02x}", key.packed as u8)));
+            }
+            let sequence = self.global_sequence.unwrap_or(key.sequence());
+            self.builder.add(key.user_key, self.cursor.value(data), sequence)?;
+            self.more = self.cursor.next(data, &self.layout)?;
+        }
+        Ok(true)
+    }
+
+    /// Begins to sort the tombstones, after the last step.
+    pub fn sort(self) -> RangeTombstonesSorting {
+        self.builder.sort()
+    }
 }
 
 /// The deletion that covers a key.
@@ -208,23 +399,9 @@ impl RangeTombstones {
         comparator: Comparator,
         global_sequence: Option<u64>,
     ) -> Result<RangeTombstones> {
-        let layout = BlockLayout::parse(data)?;
-        let mut builder = RangeTombstonesBuilder::new(comparator);
-        let mut cursor = BlockCursor::new();
-        let mut more = cursor.seek_to_first(data, &layout)?;
-        while more {
-            let key = InternalKey::parse(cursor.key())?;
-            if key.value_type()? != ValueType::RangeDeletion {
-                return Err(Error::corruption(format!("entry of type 0x{:02x}", key.packed as u8)));
-            }
-            builder.add(
-                key.user_key,
-                cursor.value(data),
-                global_sequence.unwrap_or(key.sequence()),
-            )?;
-            more = cursor.next(data, &layout)?;
-        }
-        Ok(builder.finish())
+        let mut parsing = RangeTombstonesParsing::new(data, comparator, global_sequence)?;
+        while parsing.step(data)? {}
+        Ok(parsing.sort().finish())
     }
 
     /// Limits the tombstones to a file's bounds, the internal keys in the MANIFEST.
@@ -290,7 +467,7 @@ impl RangeTombstones {
     /// deleted below this sequence or a larger one, limited to the file's bounds. In data whose
     /// sequences are at most `data_sequence` and below the cover's, an iterator may skip to the end
     /// of the range (or, backwards, to before its start): adjacent tombstones are joined as long as
-    /// all are newer than `data_sequence`.
+    /// all are newer than `data_sequence`, some thousands of them.
     pub fn cover(&self, user_key: &[u8], snapshot: u64, data_sequence: u64) -> Option<Cover<'_>> {
         if snapshot < self.sequences.0 || self.items.is_empty() || !self.in_bounds(user_key) {
             return None;
@@ -306,8 +483,10 @@ impl RangeTombstones {
             let at = self.mark(user_key).filter(|&at| self.marks[at].sequence > 0)?;
             let least = self.marks[at].sequence.min(data_sequence.saturating_add(1));
             let reaches = |mark: &Mark| mark.sequence >= least;
-            let before = self.marks[..at].iter().rev().take_while(|mark| reaches(mark)).count();
-            let after = self.marks[at..].iter().take_while(|mark| reaches(mark)).count();
+            let before = self.marks[..at].iter().rev().take(JOINED_MAX);
+            let before = before.take_while(|mark| reaches(mark)).count();
+            let after = self.marks[at..].iter().take(JOINED_MAX);
+            let after = after.take_while(|mark| reaches(mark)).count();
             Cover {
                 sequence: self.marks[at].sequence,
                 start: slice(&self.arena, self.marks[at - before].key),
@@ -428,23 +607,37 @@ fn slice(arena: &[u8], span: Span) -> &[u8] {
     &arena[span.0 as usize..span.1 as usize]
 }
 
-/// Sets `end_max` of every subtree; returns the `end_max` of the whole slice.
-fn set_end_max(comparator: Comparator, arena: &[u8], items: &mut [Tombstone]) -> Option<Span> {
-    if items.is_empty() {
-        return None;
+/// Sets `end_max` of every subtree.
+fn set_end_max(comparator: Comparator, arena: &[u8], items: &mut [Tombstone]) {
+    let middle = items.len() / 2;
+    if let Some((left, right)) = items.split_at_mut_checked(middle)
+        && let Some((_, right)) = right.split_first_mut()
+    {
+        set_end_max(comparator, arena, left);
+        set_end_max(comparator, arena, right);
+        join_end_max(comparator, arena, items, (0, items.len()));
     }
-    let (left, rest) = items.split_at_mut(items.len() / 2);
-    let (middle, right) = rest.split_first_mut()?;
-    let mut end_max = middle.end;
-    for child in [set_end_max(comparator, arena, left), set_end_max(comparator, arena, right)] {
-        if let Some(end) = child
-            && comparator.cmp_user(slice(arena, end), slice(arena, end_max)).is_gt()
-        {
-            end_max = end;
+}
+
+/// Sets the `end_max` of a subtree's root, whose children have theirs.
+fn join_end_max(
+    comparator: Comparator,
+    arena: &[u8],
+    items: &mut [Tombstone],
+    (low, high): (usize, usize),
+) {
+    let root = |low: usize, high: usize| low + (high - low) / 2;
+    let middle = root(low, high);
+    let mut end_max = items[middle].end;
+    for (low, high) in [(low, middle), (middle + 1, high)] {
+        if low < high {
+            let end = items[root(low, high)].end_max;
+            if comparator.cmp_user(slice(arena, end), slice(arena, end_max)).is_gt() {
+                end_max = end;
+            }
         }
     }
-    middle.end_max = end_max;
-    Some(end_max)
+    items[middle].end_max = end_max;
 }
 
 #[cfg(test)]
@@ -502,6 +695,27 @@ mod tests {
         b.add(&internal(b"b", pack(0, 0x0F)), b"d");
         let t = RangeTombstones::parse(&b.finish(), Comparator::Bytewise, Some(77)).unwrap();
         assert_eq!(t.max_sequence(b"c", 77), 77);
+    }
+
+    #[test]
+    fn many_tombstones_are_sorted_in_short_steps() {
+        let mut b = RangeTombstonesBuilder::new(Comparator::Bytewise);
+        let count = 10_000u32;
+        for n in 0..count {
+            // Each overlaps two others, and many begin at one key.
+            let start = if n % 10 == 0 { 0 } else { n.wrapping_mul(7919) % count };
+            b.add(&start.to_be_bytes(), &(start + 3).to_be_bytes(), u64::from(n) + 1).unwrap();
+        }
+        let mut sorting = b.sort();
+        let mut done = 0;
+        let mut steps = 0;
+        while sorting.step() {
+            let now = sorting.set.items.len() + sorting.set.marks.len();
+            assert!(now - done <= AT_ONCE, "{} in one step", now - done);
+            (done, steps) = (now, steps + 1);
+        }
+        assert!(steps >= 3 * count as usize / AT_ONCE, "{steps} steps");
+        assert_eq!(sorting.finish().len(), count as usize);
     }
 
     proptest! {

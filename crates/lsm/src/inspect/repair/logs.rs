@@ -64,7 +64,7 @@ async fn add(
     let Some(job) = job else { return Ok(()) };
     let pace = Arc::<Pace>::default();
     for (id, mut sorting) in piece.memtables {
-        let family = version.families.iter().find(|family| family.id == id);
+        let family = version.families.find(id);
         let Some(family) = family.filter(|family| family.refused.is_none()) else { continue };
         while sorting.step() {
             job.core.checkpoint().await;

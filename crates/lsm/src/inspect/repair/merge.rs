@@ -60,7 +60,7 @@ impl Repair<'_> {
         level: usize,
     ) -> Result<Vec<FileMeta>> {
         loop {
-            let Some(family) = version.families.iter_mut().find(|family| family.id == id) else {
+            let Some(family) = version.families.find_mut(id) else {
                 return Ok(Vec::new());
             };
             family.filter = None;
@@ -69,7 +69,7 @@ impl Repair<'_> {
             let (name, order) = (family.name.clone(), family.comparator);
             let metas: Vec<FileMeta> =
                 inputs.iter().map(|&slot| version.meta(slot).clone()).collect();
-            let Some(family) = version.families.iter().find(|family| family.id == id) else {
+            let Some(family) = version.families.find(id) else {
                 return Ok(Vec::new());
             };
             let plan = Plan {
@@ -114,7 +114,7 @@ impl Repair<'_> {
                     let meta = version.meta(slot).clone();
                     self.lose_table(&name, &meta, error.to_string());
                     let rest = inputs.into_iter().filter(|&other| other != slot).collect();
-                    let Some(family) = version.families.iter_mut().find(|f| f.id == id) else {
+                    let Some(family) = version.families.find_mut(id) else {
                         return Ok(Vec::new());
                     };
                     family.levels = vec![Level::of(rest, &version.slots)];

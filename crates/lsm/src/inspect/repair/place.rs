@@ -8,8 +8,6 @@ use rocksfmt::{Comparator, FileMeta};
 
 /// The levels of tables that share no sequences where they share keys: each table is as deep as
 /// older ones allow. `None` if they must be merged.
-///
-/// Compares all pairs of tables.
 pub(super) fn place(
     order: Comparator,
     mut tables: Vec<FileMeta>,
@@ -17,20 +15,15 @@ pub(super) fn place(
 ) -> Option<Vec<Vec<FileMeta>>> {
     let mut placed = vec![Vec::new(); levels];
     tables.sort_by_key(|meta| (meta.largest_sequence, meta.smallest_sequence, meta.number));
+    let mut top = Skyline::of(order, &tables);
     let mut above: Vec<usize> = Vec::with_capacity(tables.len());
-    for (at, newer) in tables.iter().enumerate() {
-        let mut height = 0;
-        for (older, &its) in tables[..at].iter().zip(&above) {
-            let apart = order.cmp_user(older.largest_user_key(), newer.smallest_user_key()).is_lt()
-                || order.cmp_user(newer.largest_user_key(), older.smallest_user_key()).is_lt();
-            if apart {
-                continue;
-            }
-            if older.largest_sequence >= newer.smallest_sequence {
-                return None;
-            }
-            height = height.max(its + 1);
+    for newer in &tables {
+        let older = top.over(newer);
+        if older.some && older.sequence >= newer.smallest_sequence {
+            return None;
         }
+        let height = if older.some { older.height + 1 } else { 0 };
+        top.put(newer, Top { some: true, height, sequence: newer.largest_sequence });
         above.push(height);
     }
     for (meta, height) in tables.into_iter().zip(above) {
@@ -51,9 +44,106 @@ pub(super) fn place(
     Some(placed)
 }
 
+/// The newest tables over a range of keys.
+#[derive(Clone, Copy, Default)]
+struct Top {
+    /// There is a table.
+    some: bool,
+    /// The largest number of tables above each other.
+    height: usize,
+    /// The largest sequence.
+    sequence: u64,
+}
+
+impl Top {
+    fn join(self, other: Top) -> Top {
+        Top {
+            some: self.some || other.some,
+            height: self.height.max(other.height),
+            sequence: self.sequence.max(other.sequence),
+        }
+    }
+}
+
+/// What lies over each range of keys, as a tree over all bounds of the tables: looking at a table's
+/// range, or putting one there, takes as many steps as the tree has levels.
+struct Skyline<'a> {
+    order: Comparator,
+    /// The bounds, ascending.
+    keys: Vec<&'a [u8]>,
+    /// Node 1 is the root; the children of `n` are `2n` and `2n + 1`. The joined tops of everything
+    /// in the node's range.
+    inside: Vec<Top>,
+    /// The joined tops of tables that span the node's whole range, but not that of its parent.
+    across: Vec<Top>,
+    leaves: usize,
+}
+
+impl<'a> Skyline<'a> {
+    fn of(order: Comparator, tables: &'a [FileMeta]) -> Skyline<'a> {
+        let bounds = |meta: &'a FileMeta| [meta.smallest_user_key(), meta.largest_user_key()];
+        let mut keys: Vec<&[u8]> = tables.iter().flat_map(bounds).collect();
+        keys.sort_by(|a, b| order.cmp_user(a, b));
+        keys.dedup();
+        let leaves = keys.len().next_power_of_two();
+        let none = vec![Top::default(); 2 * leaves];
+        Skyline { order, keys, inside: none.clone(), across: none, leaves }
+    }
+
+    /// The first and the last bound of a table, by index.
+    fn span(&self, meta: &FileMeta) -> (usize, usize) {
+        let at = |key: &[u8]| self.keys.partition_point(|k| self.order.cmp_user(k, key).is_lt());
+        (at(meta.smallest_user_key()), at(meta.largest_user_key()))
+    }
+
+    /// What lies over the range of a table.
+    fn over(&self, meta: &FileMeta) -> Top {
+        let mut found = Top::default();
+        self.visit(1, (0, self.leaves - 1), self.span(meta), &mut |node, whole| {
+            found = found.join(if whole { self.inside[node] } else { self.across[node] });
+        });
+        found
+    }
+
+    /// Puts a table over its range.
+    fn put(&mut self, meta: &FileMeta, top: Top) {
+        let mut touched = Vec::new();
+        self.visit(1, (0, self.leaves - 1), self.span(meta), &mut |node, whole| {
+            touched.push((node, whole));
+        });
+        for (node, whole) in touched {
+            self.inside[node] = self.inside[node].join(top);
+            if whole {
+                self.across[node] = self.across[node].join(top);
+            }
+        }
+    }
+
+    /// Calls `f` with the nodes that make up a span, and with `false` with those above them.
+    fn visit(
+        &self,
+        node: usize,
+        (low, high): (usize, usize),
+        span: (usize, usize),
+        f: &mut impl FnMut(usize, bool),
+    ) {
+        if high < span.0 || span.1 < low {
+            return;
+        }
+        let whole = span.0 <= low && high <= span.1;
+        f(node, whole);
+        if !whole {
+            let middle = low + (high - low) / 2;
+            self.visit(2 * node, (low, middle), span, f);
+            self.visit(2 * node + 1, (middle + 1, high), span, f);
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use proptest::prelude::*;
     use rocksfmt::testing::file_meta;
 
     /// The first key, the last key and the sequences of a table.
@@ -90,6 +180,31 @@ mod tests {
             (b"a", b"z", (31, 40)),
         ];
         assert_eq!(placed(&tables, 3).unwrap(), [vec![3, 2], vec![1], vec![0]]);
+    }
+
+    proptest! {
+        /// Each table is directly above the highest of the older tables that share keys with it.
+        #[test]
+        fn heights_are_those_of_a_comparison_of_all_pairs(
+            tables in proptest::collection::vec((0u8..20, 0u8..6), 1..30),
+        ) {
+            let keys: Vec<[[u8; 1]; 2]> =
+                tables.iter().map(|&(first, len)| [[first], [first + len]]).collect();
+            let described: Vec<Described<'_>> = (1u64..)
+                .zip(&keys)
+                .map(|(at, [first, last])| (&first[..], &last[..], (10 * at, 10 * at + 5)))
+                .collect();
+            let mut heights: Vec<usize> = Vec::new();
+            for (at, newer) in keys.iter().enumerate() {
+                let meets = |older: &[[u8; 1]; 2]| older[0] <= newer[1] && newer[0] <= older[1];
+                let below = keys[..at].iter().zip(&heights).filter(|(older, _)| meets(older));
+                heights.push(below.map(|(_, height)| height + 1).max().unwrap_or(0));
+            }
+            let levels = placed(&described, 40).unwrap();
+            for (at, &height) in heights.iter().enumerate() {
+                prop_assert!(levels[39 - height].contains(&(at as u64)));
+            }
+        }
     }
 
     #[test]

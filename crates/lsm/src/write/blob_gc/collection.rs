@@ -162,7 +162,7 @@ fn suspects(
 
 /// The tables of a family, with their levels, those of the last level first.
 fn tables(version: &Version, family: CfId) -> impl Iterator<Item = (usize, u32)> + '_ {
-    let family = version.families.iter().find(move |of| of.id == family);
+    let family = version.families.find(family);
     let levels = family.into_iter().flat_map(|family| family.levels.iter().enumerate().rev());
     levels.flat_map(|(at, level)| level.slots.iter().map(move |&slot| (at, slot)))
 }

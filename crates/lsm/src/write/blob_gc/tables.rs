@@ -165,7 +165,7 @@ impl Rewriting {
 /// Replaces a table of a level by another one with the same bounds.
 pub(super) fn replace(version: &mut Version, id: CfId, at: usize, old: u32, table: Table) {
     let new = version.put(table);
-    let Some(family) = version.families.iter_mut().find(|family| family.id == id) else { return };
+    let Some(family) = version.families.find_mut(id) else { return };
     if let Some(level) = family.levels.get_mut(at) {
         *level = match at {
             0 => {

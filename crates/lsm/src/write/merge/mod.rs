@@ -8,14 +8,15 @@
 //! inputs as one sequence, `output` ends tables where later merges will find them cheap, `below`
 //! tells what deeper levels may have.
 
+use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use rocksfmt::{Comparator, RangeTombstones, RangeTombstonesBuilder};
+use rocksfmt::{Comparator, Fragments, RangeDelAggregator};
 
 use crate::error::{Error, Kind, Result};
 use crate::merge_operator::merge_bytes_max;
-use crate::range_tombstones::{Tombstone, clipped};
+use crate::range_tombstones::clipped;
 use crate::read::level_iter::LevelIter;
 use crate::table::Table;
 use crate::version::{Family, Version};
@@ -23,7 +24,7 @@ use crate::write::blob_garbage::BlobMeter;
 use crate::write::compaction_iter::{Around, CompactionIter, Place, Rules};
 use crate::write::job::{self, ENTRIES_AT_ONCE, Job};
 use crate::write::merge::below::Below;
-use crate::write::merge::output::Output;
+use crate::write::merge::output::{Output, Tombstones};
 use crate::write::merge::sources::{Merging, common_bytes};
 use crate::write::pace::{MergeCounters, Pace, Paced};
 use crate::write::picker::{KeyRange, Plan};
@@ -80,7 +81,7 @@ impl MergePart {
     /// Merges into new tables.
     pub async fn run(&self, job: &Job) -> Result<Merged> {
         let MergePart { version, plan, range, .. } = self;
-        let Some(family) = version.families.iter().find(|family| family.id == self.family) else {
+        let Some(family) = version.families.find(self.family) else {
             return Ok(Merged::Tables(MergedTables::default()));
         };
         let unread = async |slot: u32, error: Error| {
@@ -93,10 +94,10 @@ impl MergePart {
             Err((slot, error)) => return unread(slot, error).await,
         };
         let snapshots = job.db.readable();
-        let oldest = snapshots[0];
         let below = Below::new(version, family, plan);
-        let mut output = Output::new(job, version, family, plan, range, &below);
-        let covered = self.tombstones(family, oldest, &below, &mut output)?;
+        let covered = self.tombstones(job, family, &snapshots).await?.map(Rc::new);
+        let tombstones = covered.clone().map(|all| Tombstones::new(all, snapshots[0], range));
+        let mut output = Output::new(job, version, family, plan, range, tombstones);
         let mut paced = Paced::new(&self.pace, &job.busy);
         let share = job.core.pool().limit() / MEMORY_SHARE as usize;
         let mut merging = Merging::new(sources, comparator, common_bytes(version, plan), share);
@@ -156,35 +157,44 @@ impl MergePart {
         Ok(Merged::Tables(merged))
     }
 
-    /// The range tombstones of the inputs as one set. Those that the outputs keep go to `output`.
-    fn tombstones(
+    /// The range tombstones of the inputs, of those that the same readers see only the newest.
+    async fn tombstones(
         &self,
+        job: &Job,
         family: &Family,
-        oldest: u64,
-        below: &Below<'_>,
-        output: &mut Output<'_>,
-    ) -> Result<Option<RangeTombstones>> {
+        snapshots: &[u64],
+    ) -> Result<Option<Fragments>> {
         let version = &self.version;
-        let mut set = RangeTombstonesBuilder::new(family.comparator);
+        let mut all = RangeDelAggregator::new(family.comparator, snapshots.to_vec());
         let mut some = false;
-        for (_, slot) in self.plan.files().filter(|file| version.tombstones(file.1).is_some()) {
-            let all = clipped(version, family, slot).unwrap_or_default();
-            for (start, end, sequence) in &all {
-                some = true;
-                let added = set.add(start, end, *sequence);
-                added.map_err(|e| Error::format("a range tombstone", &e))?;
+        for (_, slot) in self.plan.files() {
+            for (count, tombstone) in (1..).zip(clipped(version, family, slot)) {
+                let (start, end, sequence) = tombstone?;
+                if self.range.meets(family.comparator, start, &end) {
+                    let added = all.add(start, &end, sequence);
+                    added.map_err(|e| Error::format("a range tombstone", &e))?;
+                    some = true;
+                }
+                if count % ENTRIES_AT_ONCE == 0 {
+                    job.core.checkpoint().await;
+                }
             }
-            let kept = |t: &&Tombstone| t.2 > oldest || below.may_have_any(&t.0, &t.1);
-            output.add_tombstones(all.iter().filter(kept).cloned().collect(), all);
         }
-        Ok(some.then(|| set.finish()))
+        if !some {
+            return Ok(None);
+        }
+        let mut cutting = all.cut();
+        while cutting.step() {
+            job.core.checkpoint().await;
+        }
+        Ok(Some(cutting.finish()))
     }
 }
 
 /// The data around the inputs of a merge.
 struct AroundInputs<'a> {
     /// The range tombstones of the inputs.
-    covered: Option<RangeTombstones>,
+    covered: Option<Rc<Fragments>>,
     /// Keys that stay in level 0, above older versions that are left alone.
     stays: &'a [KeyRange],
     below: Below<'a>,

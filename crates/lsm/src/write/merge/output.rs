@@ -6,10 +6,12 @@
 //! was passed. And it ends before it overlaps more of them than one merge may take
 //! (`CompactionOutputs::ShouldStopBefore` of RocksDB).
 
-use rocksfmt::Comparator;
+use std::borrow::Cow;
+use std::rc::Rc;
+
+use rocksfmt::{Comparator, Fragments, RangeTombstone};
 
 use crate::error::Result;
-use crate::range_tombstones::Tombstone;
 use crate::table::Table;
 use crate::table_options::TablePlace;
 use crate::version::{Family, Version, user_key};
@@ -26,6 +28,8 @@ use crate::write::table_writer::{NewTable, TableWriter, file_bytes_max};
 const BORDER_PERCENT: u64 = 50;
 const BORDER_PERCENT_EACH: u64 = 5;
 const BORDER_PERCENT_MAX: u64 = 90;
+/// Range tombstones of a table, about: they are one block, and stay in memory.
+const TOMBSTONES_MAX: usize = if cfg!(test) { 16 } else { 64 << 10 };
 
 /// The tables that a merge makes.
 pub(super) struct Output<'a> {
@@ -38,8 +42,9 @@ pub(super) struct Output<'a> {
     /// Size at which a table ends, in bytes.
     file_bytes_max: u64,
     next_level: NextLevel<'a>,
-    /// The range tombstones that the output level keeps.
-    tombstones: Kept,
+    tombstones: Option<Tombstones>,
+    /// What lies below.
+    below: Below<'a>,
     /// The lower bound of the open table's keys; `None` for no bound.
     start: Option<Vec<u8>>,
     /// The upper bound of all keys.
@@ -57,8 +62,6 @@ pub(super) struct Output<'a> {
     stays: bool,
     /// The open table of level 0.
     staying: Option<TableWriter<'a>>,
-    /// All range tombstones of the inputs, for the table of level 0.
-    all_tombstones: Kept,
     /// The smallest epoch of the inputs; that of those in level 0.
     epoch: u64,
     staying_epoch: u64,
@@ -71,8 +74,9 @@ impl<'a> Output<'a> {
         family: &'a Family,
         plan: &'a Plan,
         range: &KeyRange,
-        below: &Below<'a>,
+        tombstones: Option<Tombstones>,
     ) -> Output<'a> {
+        let below = Below::new(version, family, plan);
         let most = file_bytes_max(job);
         let next_level = NextLevel::new(version, family, below.grandparents());
         // A file at a border of the next level may be larger, so that it can end at one.
@@ -94,7 +98,8 @@ impl<'a> Output<'a> {
             },
             file_bytes_max: plan.file_bytes.saturating_mul(slack).min(most),
             next_level,
-            tombstones: Kept::new(family.comparator),
+            tombstones,
+            below,
             start: range.from.clone(),
             end: range.to.clone(),
             tables: Vec::new(),
@@ -104,23 +109,17 @@ impl<'a> Output<'a> {
             zone: 0,
             stays: false,
             staying: None,
-            all_tombstones: Kept::new(family.comparator),
             epoch: oldest(plan.output),
             staying_epoch: oldest(0),
-        }
-    }
-
-    /// Adds range tombstones of the inputs: those that the output level keeps, and all.
-    pub fn add_tombstones(&mut self, kept: Vec<Tombstone>, all: Vec<Tombstone>) {
-        self.tombstones.ahead.extend(kept);
-        if !self.zones.is_empty() {
-            self.all_tombstones.ahead.extend(all);
         }
     }
 
     /// Begins a key. A table may end only here: the versions of a key stay together.
     async fn begin_key(&mut self, next: &[u8]) -> Result<()> {
         self.advance(Some(next)).await?;
+        if !self.stays {
+            self.pass_tombstones(Some(next)).await?;
+        }
         let borders = self.next_level.advance(next);
         if self.file.is_none() {
             self.next_level.begin_file();
@@ -171,6 +170,9 @@ impl<'a> Output<'a> {
                 return Ok(());
             }
             self.start.clone_from(&zone.to);
+            if let (Some(tombstones), Some(to)) = (&mut self.tombstones, &zone.to) {
+                tombstones.at = tombstones.all.find(to);
+            }
             self.stays = false;
             self.zone += 1;
         }
@@ -210,16 +212,87 @@ impl<'a> Output<'a> {
         NewTable { place: TablePlace::FLUSH, ..self.table }
     }
 
-    async fn end_file(&mut self, next: Option<&[u8]>) -> Result<()> {
-        let bounds = (self.start.as_deref(), next);
-        if self.tombstones.advance(bounds) && self.file.is_none() {
-            self.file = Some(TableWriter::create(self.job, self.family, self.table).await?);
+    /// Adds the range tombstones that end before the next key, or at it, and that the output level
+    /// keeps. A table ends when it has many.
+    async fn pass_tombstones(&mut self, next: Option<&[u8]>) -> Result<()> {
+        let Some(Tombstones { all, oldest, mut at, .. }) = self.tombstones.clone() else {
+            return Ok(());
+        };
+        let order = self.family.comparator;
+        while let Some((start, end)) = all.range(at)
+            && next.is_none_or(|next| order.cmp_user(end, next).is_le())
+        {
+            let start = self.within(start);
+            if self.keeps((&start, end), all.sequences(at), oldest).await? >= TOMBSTONES_MAX {
+                self.close_file(Some(end)).await?;
+            }
+            at += 1;
+            if let Some(tombstones) = &mut self.tombstones {
+                tombstones.at = at;
+            }
+            if at.is_multiple_of(ENTRIES_AT_ONCE as usize) {
+                self.job.core.checkpoint().await;
+            }
         }
-        if let Some(mut file) = self.file.take() {
-            self.tombstones.write(bounds, &mut file, self.job).await;
+        Ok(())
+    }
+
+    /// The start of a range tombstone, or of the open table.
+    fn within<'b>(&self, start: &'b [u8]) -> Cow<'b, [u8]> {
+        match &self.start {
+            Some(from) if self.family.comparator.cmp_user(start, from).is_lt() => {
+                Cow::Owned(from.clone())
+            }
+            _ => Cow::Borrowed(start),
+        }
+    }
+
+    /// Adds a range with those of its sequences that the output level keeps: that not every reader
+    /// sees, or that have something below. Returns how many the open table has.
+    async fn keeps(
+        &mut self,
+        (start, end): (&[u8], &[u8]),
+        sequences: &[u64],
+        oldest: u64,
+    ) -> Result<usize> {
+        let is_empty = self.family.comparator.cmp_user(start, end).is_ge();
+        let everything = !is_empty && self.below.may_have_any(start, end);
+        let kept = sequences.iter().filter(|&&at| !is_empty && (everything || at > oldest));
+        for &sequence in kept {
+            if self.file.is_none() {
+                self.file = Some(TableWriter::create(self.job, self.family, self.table).await?);
+                self.next_level.begin_file();
+            }
+            if let (Some(file), Some(tombstones)) = (&mut self.file, &mut self.tombstones) {
+                file.add_range_tombstone(start, end, sequence);
+                tombstones.count += 1;
+            }
+        }
+        Ok(self.tombstones.as_ref().map_or(0, |tombstones| tombstones.count))
+    }
+
+    /// Ends the open table before a key, or after all keys, with the range tombstones until there.
+    async fn end_file(&mut self, next: Option<&[u8]>) -> Result<()> {
+        self.pass_tombstones(next).await?;
+        if let (Some(next), Some(Tombstones { all, oldest, at, .. })) =
+            (next, self.tombstones.clone())
+            && let Some((start, _)) = all.range(at)
+        {
+            // The next table has the rest.
+            let start = self.within(start);
+            self.keeps((&start, next), all.sequences(at), oldest).await?;
+        }
+        self.close_file(next).await
+    }
+
+    async fn close_file(&mut self, next: Option<&[u8]>) -> Result<()> {
+        if let Some(file) = self.file.take() {
             let table = file.finish(self.epoch).await?;
             self.tables_bytes += table.meta.size_bytes;
             self.tables.push(table);
+        }
+        if let Some(tombstones) = &mut self.tombstones {
+            tombstones.count = 0;
         }
         self.start = next.map(<[u8]>::to_vec);
         self.next_level.begin_file();
@@ -232,14 +305,23 @@ impl<'a> Output<'a> {
             let end = self.end.take();
             self.end_file(end.as_deref()).await?;
         }
-        for zone in self.zones {
-            let bounds = (zone.from.as_deref(), zone.to.as_deref());
-            if self.all_tombstones.advance(bounds) && self.staying.is_none() {
-                let table = TableWriter::create(self.job, self.family, self.staying()).await?;
-                self.staying = Some(table);
-            }
-            if let Some(file) = &mut self.staying {
-                self.all_tombstones.write(bounds, file, self.job).await;
+        if let Some(Tombstones { all, .. }) = self.tombstones.take() {
+            for zone in self.zones {
+                let parts = all.between(zone.from.as_deref(), zone.to.as_deref());
+                for (count, tombstone) in (1..).zip(parts) {
+                    if self.staying.is_none() {
+                        let table = self.staying();
+                        let made = TableWriter::create(self.job, self.family, table).await?;
+                        self.staying = Some(made);
+                    }
+                    if let Some(file) = &mut self.staying {
+                        let RangeTombstone { start, end, sequence } = tombstone;
+                        file.add_range_tombstone(start, end, sequence);
+                    }
+                    if count % ENTRIES_AT_ONCE == 0 {
+                        self.job.core.checkpoint().await;
+                    }
+                }
             }
         }
         let mut staying = None;
@@ -250,69 +332,23 @@ impl<'a> Output<'a> {
     }
 }
 
-/// Range tombstones that are written to one range of keys after the other, in the order of the
-/// keys: a range looks only at those that reach into it.
-struct Kept {
-    order: Comparator,
-    /// Those that start in later ranges; after the first [`Kept::advance`] the first ones at the
-    /// end.
-    ahead: Vec<Tombstone>,
-    sorted: bool,
-    /// Those that started in this range or before, and may end in it or later.
-    open: Vec<Tombstone>,
+/// The range tombstones of the inputs, as a merge passes them.
+#[derive(Clone)]
+pub(super) struct Tombstones {
+    all: Rc<Fragments>,
+    /// Every reader sees those up to this sequence.
+    oldest: u64,
+    /// The first one that was not passed.
+    at: usize,
+    /// The number in the open table.
+    count: usize,
 }
 
-/// The bounds of a range of user keys: inclusive, exclusive. `None` for no bound.
-type Bounds<'a> = (Option<&'a [u8]>, Option<&'a [u8]>);
-
-impl Kept {
-    fn new(order: Comparator) -> Kept {
-        Kept { order, ahead: Vec::new(), sorted: false, open: Vec::new() }
-    }
-
-    /// Goes on to a range behind the last one. Whether there are tombstones in it.
-    fn advance(&mut self, (from, to): Bounds<'_>) -> bool {
-        let order = self.order;
-        if !self.sorted {
-            self.ahead.sort_by(|a, b| order.cmp_user(&b.0, &a.0));
-            self.sorted = true;
-        }
-        if let Some(from) = from {
-            self.open.retain(|(_, end, _)| order.cmp_user(end, from).is_gt());
-        }
-        let starts =
-            |(start, _, _): &mut Tombstone| to.is_none_or(|to| order.cmp_user(start, to).is_lt());
-        while let Some(next) = self.ahead.pop_if(starts) {
-            if from.is_none_or(|from| order.cmp_user(&next.1, from).is_gt()) {
-                self.open.push(next);
-            }
-        }
-        let is_empty = from.zip(to).is_some_and(|(from, to)| order.cmp_user(from, to).is_ge());
-        !is_empty && !self.open.is_empty()
-    }
-
-    /// The parts within the range of the last [`Kept::advance`].
-    fn parts<'a>(
-        &'a self,
-        (from, to): Bounds<'a>,
-    ) -> impl Iterator<Item = (&'a [u8], &'a [u8], u64)> {
-        let order = self.order;
-        self.open.iter().map(move |(start, end, sequence)| {
-            let starts_before = |from: &&[u8]| order.cmp_user(start, from).is_lt();
-            let ends_after = |to: &&[u8]| order.cmp_user(end, to).is_gt();
-            let start = from.filter(starts_before).unwrap_or(start);
-            (start, to.filter(ends_after).unwrap_or(end), *sequence)
-        })
-    }
-
-    /// Writes these parts.
-    async fn write(&self, bounds: Bounds<'_>, file: &mut TableWriter<'_>, job: &Job) {
-        for (count, (start, end, sequence)) in (1..).zip(self.parts(bounds)) {
-            file.add_range_tombstone(start, end, sequence);
-            if count % ENTRIES_AT_ONCE == 0 {
-                job.core.checkpoint().await;
-            }
-        }
+impl Tombstones {
+    /// Those from the start of a range of keys on.
+    pub fn new(all: Rc<Fragments>, oldest: u64, range: &KeyRange) -> Tombstones {
+        let at = range.from.as_ref().map_or(0, |from| all.find(from));
+        Tombstones { all, oldest, at, count: 0 }
     }
 }
 
@@ -351,55 +387,5 @@ impl<'a> NextLevel<'a> {
 
     fn begin_file(&mut self) {
         (self.overlapped, self.borders) = (0, 0);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use proptest::prelude::*;
-
-    proptest! {
-        #[test]
-        fn each_range_gets_the_parts_of_the_tombstones_in_it(
-            tombstones in proptest::collection::vec((0..30u8, 1..30u8, 0..5u64), 0..20),
-            mut borders in proptest::collection::vec(0..40u8, 0..6),
-            skips in proptest::collection::vec(any::<bool>(), 7),
-            reverse: bool,
-        ) {
-            let order = if reverse { Comparator::ReverseBytewise } else { Comparator::Bytewise };
-            let key = |at: u8| vec![if reverse { 100 - at } else { at }];
-            let mut kept = Kept::new(order);
-            for &(start, len, sequence) in &tombstones {
-                kept.ahead.push((key(start), key(start + len), sequence));
-            }
-            borders.sort_unstable();
-            let all = |bound: Option<u8>, none: u8| bound.unwrap_or(none);
-            for (number, skip) in (0..=borders.len()).zip(skips) {
-                let from = number.checked_sub(1).map(|at| borders[at]);
-                let to = borders.get(number).copied();
-                if skip {
-                    continue;
-                }
-                let (first, last) = (from.map(key), to.map(key));
-                let bounds = (first.as_deref(), last.as_deref());
-                let mut expected: Vec<_> = tombstones
-                    .iter()
-                    .map(|&(start, len, sequence)| {
-                        (start.max(all(from, 0)), (start + len).min(all(to, 99)), sequence)
-                    })
-                    .filter(|(start, end, _)| start < end)
-                    .map(|(start, end, sequence)| (key(start), key(end), sequence))
-                    .collect();
-                let some = kept.advance(bounds);
-                let mut parts: Vec<_> = match some {
-                    true => kept.parts(bounds).map(|(a, b, s)| (a.to_vec(), b.to_vec(), s)).collect(),
-                    false => Vec::new(),
-                };
-                expected.sort();
-                parts.sort();
-                prop_assert_eq!(parts, expected);
-            }
-        }
     }
 }

@@ -38,6 +38,14 @@ pub(crate) struct KeyRange {
     pub to: Option<Vec<u8>>,
 }
 
+impl KeyRange {
+    /// Whether it has keys from `start` to before `end`.
+    pub fn meets(&self, order: Comparator, start: &[u8], end: &[u8]) -> bool {
+        self.from.as_ref().is_none_or(|from| order.cmp_user(from, end).is_lt())
+            && self.to.as_ref().is_none_or(|to| order.cmp_user(start, to).is_lt())
+    }
+}
+
 pub(super) fn least_files(stays: &[KeyRange]) -> usize {
     if stays.is_empty() { 1 } else { 2 }
 }
@@ -284,7 +292,7 @@ impl Picker<'_> {
             moves: overlapped.is_empty()
                 && stays.is_empty()
                 && self.are_apart(&inputs)
-                && self.may_move(shape, 0, base),
+                && self.may_move_files(shape, (0, base), &inputs),
             hull: (hull.0.to_vec(), hull.1.to_vec()),
             inputs,
             overlapped,

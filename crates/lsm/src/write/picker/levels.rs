@@ -88,7 +88,8 @@ impl Picker<'_> {
         if !self.may_take(level, &files[chosen.clone()], &next[below.clone()]) {
             return None;
         }
-        if below.is_empty() && self.may_move(shape, level, level + 1) {
+        let way = (level, level + 1);
+        if below.is_empty() && self.may_move_files(shape, way, &files[chosen.clone()]) {
             let target = if level <= shape.unneeded { 0 } else { shape.targets[level] };
             chosen = self.extend_move(level, chosen, target);
         } else if let Some(wider) = self.widened(level, &chosen, &below) {
@@ -102,7 +103,7 @@ impl Picker<'_> {
         Some(Plan {
             start: level,
             output: level + 1,
-            moves: overlapped.is_empty() && self.may_move(shape, level, level + 1),
+            moves: overlapped.is_empty() && self.may_move_files(shape, way, &inputs),
             hull: (first.to_vec(), last.to_vec()),
             inputs,
             overlapped,
@@ -181,7 +182,8 @@ impl Picker<'_> {
             excess = excess.saturating_sub(self.meta(files[moved.end - 1]).size_bytes);
             let longer = self.whole_keys(files, moved.start..moved.end + 1);
             let inputs = &files[longer.clone()];
-            let moves = self.below(inputs, next).is_some_and(|below| below.is_empty());
+            let moves = self.below(inputs, next).is_some_and(|below| below.is_empty())
+                && !self.any_dense(inputs);
             if excess == 0 || !moves || !self.may_take(level, inputs, &[]) {
                 break;
             }

@@ -7,7 +7,8 @@
 //!    level for its size; files full of tombstones count as larger, so they come early.
 //! 3. The inputs grow until no user key has versions both in an input and in a file of the same
 //!    level that is not one ([`inputs`], a clean cut). Files that overlap nothing below only move.
-//! 4. If nothing is urgent, files are merged for their age ([`age`]).
+//! 4. If nothing is urgent, files that are full of tombstones go down ([`dense`]), and files are
+//!    merged for their age ([`age`]).
 //!
 //! Several jobs may run on one family. What must hold:
 //!
@@ -28,6 +29,7 @@ use crate::version::{Family, Version};
 use crate::write::manual::InRange;
 
 mod age;
+mod dense;
 mod inputs;
 mod level0;
 mod levels;
@@ -128,6 +130,8 @@ pub(crate) struct Due {
     shape: Shape,
     /// The most urgent first, with their scores.
     scores: Vec<(usize, f64)>,
+    /// Files are full of tombstones.
+    dense: bool,
     /// Files are due for their age.
     aged: bool,
 }
@@ -140,7 +144,7 @@ impl Due {
 
     /// Whether nothing is due.
     pub fn is_nothing(&self) -> bool {
-        self.scores.is_empty() && !self.aged
+        self.scores.is_empty() && !self.dense && !self.aged
     }
 }
 
@@ -159,12 +163,13 @@ impl Picker<'_> {
         let (shape, sizes) = self.shape();
         let merged = self.family.refused.is_none() && !self.options().manual_only;
         let scores = if merged { shape.scores(self.options(), &sizes) } else { Vec::new() };
-        Due { shape, scores, aged: merged && !self.aged.is_empty() }
+        let (dense, aged) = (merged && self.has_dense(), merged && !self.aged.is_empty());
+        Due { shape, scores, dense, aged }
     }
 
     /// The next job, if one may run now.
     pub fn pick(&self, due: &Due) -> Option<Plan> {
-        let Due { shape, scores, aged } = due;
+        let Due { shape, scores, dense, aged } = due;
         let mut level0_waits = false;
         for &(level, _) in scores {
             let picked = match level {
@@ -183,6 +188,9 @@ impl Picker<'_> {
                 }
                 Pick::Blocked | Pick::Nothing => {}
             }
+        }
+        if *dense && let Some(plan) = self.pick_dense(shape, level0_waits) {
+            return Some(plan);
         }
         if *aged { self.pick_aged(shape, level0_waits) } else { None }
     }

@@ -209,7 +209,7 @@ impl Levels {
             filter: None,
             table_options: Arc::default(),
         };
-        Version { families: vec![family], slots, epoch: 0 }
+        Version { families: [family].into_iter().collect(), slots, epoch: 0 }
     }
 
     /// The invariants of readers: newer versions of a key come first, and sorted levels are in

@@ -7,6 +7,7 @@ use crate::sst::builder::SstBuilder;
 use crate::sst::builder::index::{BlockLimits, IndexBlocks, top_level};
 use crate::sst::footer::{BlockHandle, Footer};
 use crate::sst::metaindex::{FULL_FILTER, PARTITIONED_FILTER};
+use crate::sst::step_sort::StepSort;
 
 /// What is written of the tail.
 #[derive(Debug, Default)]
@@ -39,8 +40,15 @@ enum State {
     IndexParts(Box<IndexBlocks>),
     /// The blocks that a reader needs when it opens the file.
     Opening,
+    /// The order of the range tombstones.
+    SortTombstones(StepSort),
+    /// The range tombstones: in order, the number of those that are in the block, and the block.
+    Tombstones(Vec<u32>, usize, Box<BlockBuilder>),
     Done,
 }
+
+/// Range tombstones of one step.
+const TOMBSTONES_AT_ONCE: usize = if cfg!(test) { 2 } else { 512 };
 
 impl Tail {
     /// Stored bytes of the index, without trailers.
@@ -88,7 +96,28 @@ impl SstBuilder {
                 };
             }
             State::IndexParts(blocks) => self.index_parts(blocks),
-            State::Opening => self.opening_blocks(),
+            State::Opening => {
+                self.opening_blocks();
+                if !self.tombstones.is_empty() {
+                    let order = StepSort::new(self.tombstones.len() as u32);
+                    self.tail.state = State::SortTombstones(order);
+                }
+            }
+            State::SortTombstones(mut order) => {
+                let all = &self.tombstones;
+                let compare = |a: u32, b: u32| {
+                    let (a, b) = (&all[a as usize], &all[b as usize]);
+                    self.options.comparator.cmp_internal(&a.0, &b.0).then_with(|| b.1.cmp(&a.1))
+                };
+                self.tail.state = match order.step(compare) {
+                    true => State::SortTombstones(order),
+                    false => {
+                        let block = Box::new(BlockBuilder::new(1));
+                        State::Tombstones(order.into_indexes(), 0, block)
+                    }
+                };
+            }
+            State::Tombstones(order, done, block) => self.range_tombstones(order, done, block),
             State::Done => return false,
         }
         true
@@ -189,43 +218,43 @@ impl SstBuilder {
         } else {
             self.out.index_block(IndexBlocks::new(interval).whole(&self.index), compressor)
         };
-        self.tail.tombstones = self.range_tombstones();
     }
 
-    /// Writes the range tombstones and extends the bounds to include them.
-    fn range_tombstones(&mut self) -> Option<BlockHandle> {
-        if self.tombstones.is_empty() {
-            return None;
-        }
+    /// Writes some range tombstones and extends the bounds to include them.
+    fn range_tombstones(&mut self, order: Vec<u32>, mut done: usize, mut block: Box<BlockBuilder>) {
         let comparator = self.options.comparator;
-        let mut tombstones = std::mem::take(&mut self.tombstones);
-        tombstones.sort_by(|a, b| comparator.cmp_internal(&a.0, &b.0).then_with(|| b.1.cmp(&a.1)));
-        // Of equal ranges at the same sequence one is enough; of two ends the larger one counts.
-        tombstones.dedup_by(|later, first| {
-            let same = later.0 == first.0;
-            if same && comparator.cmp_user(&later.1, &first.1).is_gt() {
-                std::mem::swap(&mut later.1, &mut first.1);
+        for _ in 0..TOMBSTONES_AT_ONCE {
+            let Some(&at) = order.get(done) else {
+                self.tombstones = Vec::new();
+                self.tail.tombstones = Some(self.out.block(block.finish(), 0));
+                return;
+            };
+            let (key, mut end) = std::mem::take(&mut self.tombstones[at as usize]);
+            done += 1;
+            // Of equal ranges at the same sequence one is enough; of two ends the larger one counts.
+            while let Some(&next) = order.get(done)
+                && self.tombstones[next as usize].0 == key
+            {
+                let (_, other) = std::mem::take(&mut self.tombstones[next as usize]);
+                if comparator.cmp_user(&other, &end).is_gt() {
+                    end = other;
+                }
+                done += 1;
             }
-            same
-        });
-        let mut block = BlockBuilder::new(1);
-        for (key, end) in &tombstones {
-            block.add(key, end);
-            let mut behind = end.clone();
-            behind.extend_from_slice(&SENTINEL_PACKED.to_le_bytes());
-            if self.smallest.is_empty() || comparator.cmp_internal(key, &self.smallest).is_lt() {
-                self.smallest.clone_from(key);
-            }
-            if self.largest.is_empty() || comparator.cmp_internal(&behind, &self.largest).is_gt() {
-                self.largest = behind;
-            }
+            block.add(&key, &end);
             self.totals.raw_key_bytes += key.len() as u64;
             self.totals.raw_value_bytes += end.len() as u64;
+            self.totals.entries += 1;
+            self.totals.deletions += 1;
+            self.totals.range_deletions += 1;
+            end.extend_from_slice(&SENTINEL_PACKED.to_le_bytes());
+            if self.smallest.is_empty() || comparator.cmp_internal(&key, &self.smallest).is_lt() {
+                self.smallest = key;
+            }
+            if self.largest.is_empty() || comparator.cmp_internal(&end, &self.largest).is_gt() {
+                self.largest = end;
+            }
         }
-        let count = tombstones.len() as u64;
-        self.totals.entries += count;
-        self.totals.deletions += count;
-        self.totals.range_deletions = count;
-        Some(self.out.block(block.finish(), 0))
+        self.tail.state = State::Tombstones(order, done, block);
     }
 }
