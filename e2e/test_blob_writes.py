@@ -76,3 +76,32 @@ def test_acknowledged_values_survive_a_kill_and_stock_rocksdb(tmp_path, durabili
     with millrace.node(path, log, writes=True) as node, node.connect() as client:
         for key, expected in model.items():
             assert client.call("GET", key) == expected
+
+
+@pytest.mark.parametrize("end", ["clean", "killed", "opened after a kill"])
+def test_rocksdb_reads_values_and_drops_the_last_one_of_a_file(tmp_path, end):
+    """The table that anchored the blob file once stayed linked to a file without live values: RocksDB took that for corruption. After
+    a clean end it found values in the log, which it cannot read there without opening for writing."""
+    path, log = tmp_path / "db", tmp_path / "log"
+    databases.ldb(path, "--create_if_missing", "put", "m", "anchor")
+    databases.ldb(path, "compact")
+    with millrace.node(path, log, "--blob-min", "1", writes=True) as node, node.connect() as client:
+        assert client.call("SET", "a", "123456") == b"OK"
+        if end == "clean":
+            node.stop()
+        else:
+            node.process.kill()
+            node.process.wait()
+    if end == "opened after a kill":
+        with millrace.node(path, log, "--blob-min", "1", writes=True) as node, node.connect() as client:
+            assert client.call("GET", "a") == b"123456"
+            node.stop()
+    assert blob_files(path)
+    if end != "killed":
+        assert databases.ldb(path, "get", "a") == "123456\n"
+    databases.ldb(path, "put", "a", "new")
+    databases.ldb(path, "put", "a", "newer")
+    databases.ldb(path, "--from=a", "--to=b", "compact")
+    assert databases.ldb(path, "scan").splitlines() == ["a : newer", "m : anchor"]
+    with millrace.node(path, log, "--blob-min", "1", writes=True) as node, node.connect() as client:
+        assert client.call("MGET", "a", "m") == [b"newer", b"anchor"]

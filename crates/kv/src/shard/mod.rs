@@ -405,6 +405,21 @@ impl Shard {
     /// # Errors
     /// The error that ended all writing earlier, if any.
     pub async fn close(&self) -> lsm::Result<()> {
+        self.end().await;
+        self.0.writer.close().await
+    }
+
+    /// As [`Shard::close`], for a successor that opens the database at once:
+    /// [`Writer::hand_over`].
+    ///
+    /// # Errors
+    /// Those of [`Shard::close`].
+    pub async fn hand_over(&self) -> lsm::Result<()> {
+        self.end().await;
+        self.0.writer.hand_over().await
+    }
+
+    async fn end(&self) {
         let shard = &self.0;
         let is_free = || matches!(*shard.barrier.borrow(), Barrier::None);
         let is_done = || shard.is_idle() && is_free();
@@ -417,7 +432,6 @@ impl Shard {
         for task in shard.tasks.take() {
             task.cancel();
         }
-        shard.writer.close().await
     }
 }
 

@@ -22,7 +22,7 @@ use rocksfmt::{
 use crate::error::{Error, Kind, Result};
 use crate::mutant::mutant;
 use crate::open::sequential::Sequential;
-use crate::write::blob_garbage;
+use crate::write::blob_garbage::{self, Links};
 use crate::write::blob_writer::end_file;
 use crate::write::state::WriteState;
 
@@ -249,7 +249,9 @@ pub(crate) async fn seal(state: &WriteState, tails: &BlobTails) -> Result<()> {
             }
         }
         let turn = state.manifest_turn().await?;
-        let never_used = |blob: &BlobFileMeta| blob.total_count.saturating_sub(tail.count);
+        // Without the value that may have to stay.
+        let never_used =
+            |blob: &BlobFileMeta| blob.total_count.saturating_sub(tail.count).saturating_sub(1);
         let is_counted = turn
             .state()
             .blob_files(tail.family)
@@ -259,9 +261,10 @@ pub(crate) async fn seal(state: &WriteState, tails: &BlobTails) -> Result<()> {
             continue;
         }
         let used = (tail.count, end - BLOB_HEADER_BYTES as u64);
-        let Some(unused) = blob_garbage::unused(turn.state(), tail.family, number, used) else {
-            continue;
-        };
+        // Which table is an anchor is not known any more.
+        let (state, links) = (turn.state(), Links::MayBeFalse);
+        let unused = blob_garbage::unused(state, tail.family, number, used, links);
+        let Some(unused) = unused else { continue };
         let edit = VersionEdit {
             column_family: tail.family,
             blob_garbage: vec![unused],

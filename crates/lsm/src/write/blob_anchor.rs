@@ -13,6 +13,7 @@ use rocksfmt::{FileMeta, ManifestReplay, VersionEdit};
 
 use crate::error::{Error, Kind, Result};
 use crate::mutant::mutant;
+use crate::write::blob_garbage::Links;
 
 /// Completes a change of a column family, so that its blob files `in_logs` are anchored after it.
 /// `state` is the MANIFEST's state before it.
@@ -56,6 +57,33 @@ pub(crate) fn keep(state: &ManifestReplay, edit: &mut VersionEdit, in_logs: &[u6
     edit.deleted_files.push((level, number));
     edit.new_files.push((level, linked));
     Ok(())
+}
+
+/// Makes the links to a blob file true again, if a table refers to it: then the file needs no anchor.
+/// `own` has the tables' own links by their numbers; those of `state` may be an anchor's. Returns
+/// whether all links to the file are true then.
+pub(crate) fn release(
+    state: &ManifestReplay,
+    own: &BTreeMap<u64, u64>,
+    number: u64,
+    edit: &mut VersionEdit,
+) -> Links {
+    let all = state.files(edit.column_family);
+    let linked = all.filter(|(_, file)| file.oldest_blob_file == number);
+    let (true_ones, anchors): (Vec<_>, Vec<_>) =
+        linked.partition(|(_, file)| own.get(&file.number) == Some(&number));
+    if anchors.is_empty() {
+        return Links::True;
+    }
+    if true_ones.is_empty() {
+        return Links::MayBeFalse;
+    }
+    for (level, file) in anchors {
+        let Some(&own) = own.get(&file.number) else { return Links::MayBeFalse };
+        edit.deleted_files.push((level, file.number));
+        edit.new_files.push((level, FileMeta { oldest_blob_file: own, ..file.clone() }));
+    }
+    Links::True
 }
 
 #[cfg(test)]
@@ -124,6 +152,28 @@ mod tests {
         let mut one = VersionEdit { blob_garbage: vec![all(9)], ..edit };
         keep(&state(), &mut one, &[9, 10]).unwrap();
         assert_eq!(live(state(), one), [10]);
+    }
+
+    #[test]
+    fn anchors_are_released_when_a_table_refers_to_the_file() {
+        // Table 8 is linked to file 9 in the MANIFEST; so is table 7 in the second state.
+        let mut both = state();
+        let mut seven = file_meta(7, b"a", b"c", (1, 2));
+        seven.oldest_blob_file = 9;
+        let (deleted_files, new_files) = (vec![(0, 7)], vec![(0, seven)]);
+        both.edit(VersionEdit { deleted_files, new_files, ..VersionEdit::default() }).unwrap();
+        let release = |state: &ManifestReplay, own: [u64; 2], number| {
+            let mut edit = VersionEdit::default();
+            let own = BTreeMap::from([(7, own[0]), (8, own[1])]);
+            let links = release(state, &own, number, &mut edit);
+            let new = edit.new_files.iter().map(|(_, file)| (file.number, file.oldest_blob_file));
+            (links, edit.deleted_files, new.collect::<Vec<_>>())
+        };
+        assert_eq!(release(&state(), [0, 9], 9), (Links::True, vec![], vec![]));
+        assert_eq!(release(&state(), [0, 0], 10), (Links::True, vec![], vec![]));
+        assert_eq!(release(&state(), [0, 0], 9), (Links::MayBeFalse, vec![], vec![]));
+        assert_eq!(release(&both, [0, 0], 9), (Links::MayBeFalse, vec![], vec![]));
+        assert_eq!(release(&both, [10, 9], 9), (Links::True, vec![(0, 7)], vec![(7, 10)]));
     }
 
     #[test]

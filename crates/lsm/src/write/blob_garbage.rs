@@ -24,6 +24,14 @@ struct Balance {
     bytes: i64,
 }
 
+/// Whether the tables that are linked to a blob file refer to it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Links {
+    True,
+    /// One may be an anchor (`blob_anchor.rs`).
+    MayBeFalse,
+}
+
 /// Counts the references of a merge, by blob file.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct BlobMeter(BTreeMap<u64, Balance>);
@@ -87,15 +95,21 @@ impl BlobMeter {
 
 /// The garbage that the unused part of a blob file becomes which was registered with upper bounds
 /// ([`rocksfmt::BlobFileMeta::reserved`]) and ends with `count` values of `bytes`.
+///
+/// If a table may be linked to the file that does not refer to it, one value that was never there
+/// stays alive. RocksDB would else find a linked file of which all is garbage when it drops the
+/// last reference, which is corruption to it.
 pub(crate) fn unused(
     state: &ManifestReplay,
     family: u32,
     number: u64,
     (count, bytes): (u64, u64),
+    links: Links,
 ) -> Option<BlobGarbage> {
     let live = state.live_blob_files(family);
     let blob = live.iter().find(|blob| blob.number == number && blob.is_reserved())?;
-    let count = blob.total_count.saturating_sub(count);
+    let spare = u64::from(links == Links::MayBeFalse);
+    let count = blob.total_count.saturating_sub(count).saturating_sub(spare);
     let bytes = blob.total_bytes.saturating_sub(bytes);
     let edit = VersionEdit { column_family: family, ..VersionEdit::default() };
     at_most(state, &edit, [BlobGarbage { number, count, bytes }]).pop()

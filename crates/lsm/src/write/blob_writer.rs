@@ -43,6 +43,7 @@ use crate::mutant::mutant;
 use crate::options::WriteOptions;
 use crate::stored_options::StoredBlobs;
 use crate::version::{BlobFile, Version};
+use crate::write::blob_anchor;
 use crate::write::blob_garbage;
 use crate::write::commit::batches;
 use crate::write::insist;
@@ -180,6 +181,11 @@ impl Blobs {
     pub fn in_logs(&self, family: CfId) -> Vec<u64> {
         let all = self.in_logs.borrow();
         all.iter().filter(|file| file.family == family).map(|file| file.number).collect()
+    }
+
+    /// Whether logs may refer to a blob file.
+    pub fn are_in_logs(&self) -> bool {
+        !self.in_logs.borrow().is_empty()
     }
 
     /// The contents of the files that are not sealed. Called by the task that writes them.
@@ -695,17 +701,23 @@ async fn seal(state: &WriteState, full: &OpenBlobFile) -> Result<()> {
     };
     let turn = state.manifest_turn().await?;
     let used = (full.count, full.end - BLOB_HEADER_BYTES as u64);
-    let unused = blob_garbage::unused(turn.state(), full.family, full.number, used);
-    let Some(unused) = unused else { return Ok(()) };
-    let edit = VersionEdit {
-        column_family: full.family,
-        blob_garbage: vec![unused],
-        ..VersionEdit::default()
-    };
     let (family, number) = (full.family, full.number);
+    let mut edit = VersionEdit { column_family: family, ..VersionEdit::default() };
+    let own = own_links(&state.db.version(), family);
+    let links = blob_anchor::release(turn.state(), &own, number, &mut edit);
+    let unused = blob_garbage::unused(turn.state(), family, number, used, links);
+    let Some(unused) = unused else { return Ok(()) };
+    edit.blob_garbage.push(unused);
     // It is durable: flushes need not sync it any more.
     state.blobs.unsealed.borrow_mut().remove(&number);
     turn.change(vec![edit], |version| publish(version, family, number, file)).await
+}
+
+/// The links of a family's tables to blob files, by their numbers, without those of anchors.
+fn own_links(version: &Version, family: CfId) -> BTreeMap<u64, u64> {
+    let levels = version.families.find(family).into_iter().flat_map(|family| &family.levels);
+    let metas = levels.flat_map(|level| &level.slots).map(|&slot| version.meta(slot));
+    metas.map(|meta| (meta.number, meta.oldest_blob_file)).collect()
 }
 
 /// Writes `tail`, which begins at `start`, and a footer after it, and cuts the file there. All of

@@ -18,13 +18,13 @@
 //!   that depends on the failed write is acknowledged (`commit.rs`, `blob_writer.rs`,
 //!   `manifest_writer.rs`). All reserve space before they are written, so a full disk is met earlier (`retry.rs`).
 
-use std::pin::Pin;
+use std::pin::{Pin, pin};
 use std::rc::Rc;
 use std::sync::atomic::Ordering;
 use std::task::{Context, Poll};
 
 use fs::Dir;
-use reactor::{Class, Core};
+use reactor::{Class, Core, timeout};
 use rocksfmt::{BatchWriter, FileName, Op, WriteBatch};
 
 use crate::db::{CfId, Db};
@@ -41,6 +41,9 @@ use crate::write::manifest_writer::ManifestWriter;
 use crate::write::retry::Task;
 use crate::write::state::{Done, Generation, Pending, Request, WriteState};
 use crate::write::wal_writer::{NotCreated, WalWriter};
+
+/// The time that writes which refer to blob files have at the end to become tables.
+const FLUSH_NS: u64 = 3_000_000_000;
 
 /// Counters of a writer since the opening, and its present state.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -469,11 +472,27 @@ impl Writer {
     /// Ends writing. Requests that were submitted before are still done. Suspends until then, and
     /// until no table is being written. Merges and flushes under way are cancelled: writes in
     /// memtables stay in the log. Writes recovered from older logs get three seconds to become
-    /// tables.
+    /// tables; so do writes that refer to blob files, which RocksDB cannot read from a log without
+    /// opening the database for writing.
     ///
     /// # Errors
     /// The error that ended the writing earlier, if one did.
     pub async fn close(&self) -> Result<()> {
+        let state = &self.0;
+        let some_wait = !state.flushes.waiting.borrow().is_empty() && state.blobs.are_in_logs();
+        if (state.blobs.unflushed() > 0 || some_wait) && !state.has_failed() {
+            // What cannot be flushed stays in the log.
+            let _ = timeout(&state.core, FLUSH_NS, pin!(self.flush())).await;
+        }
+        self.hand_over().await
+    }
+
+    /// As [`Writer::close`], but all writes stay in the log: for a successor that opens the database
+    /// at once.
+    ///
+    /// # Errors
+    /// Those of [`Writer::close`].
+    pub async fn hand_over(&self) -> Result<()> {
         self.0.close().await;
         self.failure().map_or(Ok(()), Err)
     }

@@ -204,7 +204,8 @@ async fn serve_core(
         // Other cores may still wait for the shard's answers.
         let ended = || node.ended.load(Ordering::Acquire);
         node.phases.until(core.id(), || ended() >= node.listening.load(Ordering::Acquire)).await;
-        closed = shard.close().await;
+        let has_successor = matches!(&served, Ok(Some(ending)) if ending.disks.have_left());
+        closed = if has_successor { shard.hand_over().await } else { shard.close().await };
     }
     if let Some(ending) = served? {
         ending.finish(core, node).await;

@@ -142,9 +142,8 @@ impl Merging {
 
     /// Reads the block of the source that has the next entry again, if it was dropped.
     pub async fn regain(&mut self) -> Result<()> {
-        match self.heap.first() {
-            Some(first) => self.has_grown |= self.sources[first.source].regain().await?,
-            None => {}
+        if let Some(first) = self.heap.first() {
+            self.has_grown |= self.sources[first.source].regain().await?;
         }
         Ok(())
     }
