@@ -3,7 +3,8 @@
 //! One core owns the database, and several of its tasks write: batches of puts, deletes and range
 //! deletes, with values from 10 bytes to 100 KB, into memtables so small that they are switched,
 //! flushed and merged all the time. In every third world the keys are spread over several column
-//! families; in three of four pairs of worlds large values go to blob files, and the garbage in
+//! families, and another one comes and goes while the disk is sound (`families.rs`). In three of seven worlds merges are
+//! paused, limited, requested and cancelled. In three of four pairs of worlds large values go to blob files, and the garbage in
 //! these is collected. The MANIFEST is replaced when it has grown. All cores read. Processes run
 //! one after the other on the same disk, each at its own durability:
 //!
@@ -30,14 +31,16 @@ use std::path::Path;
 use std::rc::Rc;
 
 use lsm::{
-    BatchWriter, Db, Durability, Error, IterOptions, Kind, OpenOptions, Reader, Snapshot,
-    WriteOptions, Writer, Written,
+    BatchWriter, ColumnFamilyOptions, CompactionLimits, CompactionWatch, Db, Durability, Error,
+    IterOptions, Kind, OpenOptions, Reader, Snapshot, WriteOptions, Writer, Written,
 };
 use reactor::sim::{
     Access, Crash, FailureKind, Fault, FaultCounts, FaultKind, Rng, SimConfig, World,
 };
 use reactor::{Class, Core, JoinHandle};
 use rocksfmt::{LogWriter, VersionEdit};
+
+use crate::families::{self, Extra};
 
 /// The path of the database in the simulated world.
 pub const DIR: &str = "/db";
@@ -128,6 +131,14 @@ pub struct Report {
     pub blob_collections: u64,
     /// See [`Report::blob_collections`].
     pub blob_moved: u64,
+    /// Column families made and dropped.
+    pub families_made: u64,
+    /// See [`Report::families_made`].
+    pub families_dropped: u64,
+    /// Compactions on request, and those of them that were cancelled.
+    pub compactions: u64,
+    /// See [`Report::compactions`].
+    pub cancelled: u64,
     /// Faults that struck.
     pub faults: FaultCounts,
     /// The trace's hash and number of events.
@@ -188,6 +199,7 @@ struct Model {
     /// How often a batch became unknown, and for each batch, how often before its submission.
     doubts: u64,
     doubts_before: BTreeMap<u64, u64>,
+    extra: Extra,
     report: Report,
 }
 
@@ -196,6 +208,8 @@ struct Unknown {
     doubt: u64,
     changes: Vec<(Vec<u8>, Option<Content>)>,
     clears: bool,
+    /// It writes to the extra column family.
+    is_extra: bool,
 }
 
 /// Keys and values, sorted.
@@ -225,6 +239,7 @@ impl Model {
         }
         self.keys.retain(|_, changes| !changes.is_empty());
         self.batches = number;
+        self.extra.truncate(number);
         self.clears.retain(|&clear| clear <= number);
         self.acknowledged = self.acknowledged.min(number);
     }
@@ -250,7 +265,8 @@ impl Model {
             self.unknown.retain(|_, unknown| unknown.doubt >= settled);
         }
         self.clears.retain(|&clear| clear != number);
-        self.unknown.insert(number, Unknown { doubt: self.doubts, changes, clears });
+        let is_extra = self.extra.remove(number);
+        self.unknown.insert(number, Unknown { doubt: self.doubts, changes, clears, is_extra });
         self.doubts += 1;
         self.report.unknown += 1;
     }
@@ -276,6 +292,9 @@ impl Model {
             }
             if unknown.clears && is_there {
                 self.clears.push(number);
+            }
+            if unknown.is_extra {
+                self.extra.write(number);
             }
         }
     }
@@ -361,6 +380,10 @@ struct Process {
     options: WriteOptions,
     reading: OpenOptions,
     rng: RefCell<Rng>,
+    /// Merges are paused, limited, requested and cancelled.
+    controls: bool,
+    /// Chance of the changes of column families and of merges.
+    changes: RefCell<Rng>,
     /// The owner has ended: the others end, too.
     ended: Cell<bool>,
     /// The disk is full for a while.
@@ -412,6 +435,11 @@ impl Process {
         self.rng.borrow_mut().below(limit)
     }
 
+    /// The same for the changes of column families and of merges.
+    fn chance(&self, limit: u64) -> u64 {
+        self.changes.borrow_mut().below(limit)
+    }
+
     /// A random key; some are prefixes of others.
     fn key(&self) -> Vec<u8> {
         let n = self.below(self.keys);
@@ -456,6 +484,10 @@ impl Process {
                 None => batch.delete(family, key),
             }
             model.keys.entry(key.clone()).or_default().push((number, *content));
+        }
+        if let Some(extra) = model.extra.id().filter(|_| self.chance(3) == 0) {
+            batch.put(extra, families::KEY, &Extra::value(number));
+            model.extra.write(number);
         }
         match writer.submit(batch, Some(delta)) {
             Ok(written) => {
@@ -654,6 +686,94 @@ impl Process {
         Ok(true)
     }
 
+    /// Makes and drops a column family, several times.
+    async fn change_families(&self, core: &Core, writer: &Writer) -> Result<(), Error> {
+        for _ in 0..self.chance(8) {
+            core.sleep_ns(self.chance([50_000, 1_000_000, 20_000_000][self.chance(3) as usize]))
+                .await;
+            let (is_gone, id) = {
+                let extra = &self.model.borrow().extra;
+                (extra.is_gone(), extra.id())
+            };
+            let changed = match id {
+                Some(id) => {
+                    self.model.borrow_mut().extra.begin_dropping();
+                    writer.drop_column_family(id).await.map(|()| None)
+                }
+                None if is_gone => {
+                    self.model.borrow_mut().extra.begin_making();
+                    let options = ColumnFamilyOptions::default();
+                    writer.create_column_family(families::NAME, options).await.map(Some)
+                }
+                // Its fate is unknown until the next opening.
+                None => return Ok(()),
+            };
+            let model = &mut *self.model.borrow_mut();
+            let now = match changed {
+                Ok(now) => {
+                    let count = match now {
+                        Some(_) => &mut model.report.families_made,
+                        None => &mut model.report.families_dropped,
+                    };
+                    *count += 1;
+                    now
+                }
+                Err(error) if self.refuses(&error) => id,
+                Err(error) if self.doubts(&error) => return Ok(()),
+                Err(error) => return Err(error),
+            };
+            match now {
+                Some(id) => model.extra.note_there(id),
+                None => model.extra.note_gone(),
+            }
+        }
+        Ok(())
+    }
+
+    /// Pauses, limits, requests and cancels merges, several times.
+    async fn control_merges(&self, core: &Core, writer: &Writer) -> Result<(), Error> {
+        for _ in 0..self.chance(6) {
+            let a_while =
+                |this: &Self| this.chance([20_000, 500_000, 10_000_000][this.chance(3) as usize]);
+            core.sleep_ns(a_while(self)).await;
+            match self.chance(4) {
+                0 => {
+                    writer.pause_compaction();
+                    core.sleep_ns(a_while(self)).await;
+                    writer.resume_compaction();
+                }
+                1 => writer.limit_compaction(CompactionLimits {
+                    cores_percent: [None, Some(1), Some(30)][self.chance(3) as usize],
+                    bytes_per_second: [None, Some(100_000), Some(10_000_000)]
+                        [self.chance(3) as usize],
+                }),
+                _ => {
+                    let (watch, family) =
+                        (CompactionWatch::default(), self.chance(self.families.into()));
+                    let (own, watched) = (writer.clone(), watch.clone());
+                    let compact = async move {
+                        own.compact_watched(family as u32, None, None, &watched).await
+                    };
+                    let compaction = core.spawn(Class::Background, compact);
+                    core.sleep_ns(a_while(self)).await;
+                    if self.chance(3) > 0 {
+                        writer.cancel_compaction(&watch);
+                        self.model.borrow_mut().report.cancelled += 1;
+                    }
+                    let compacted = compaction.await;
+                    self.model.borrow_mut().report.compactions += 1;
+                    match compacted {
+                        Err(error) if self.refuses(&error) || self.doubts(&error) => {}
+                        Err(error) if error.kind() == Kind::Memory && !self.sound => {}
+                        compacted => drop(compacted?),
+                    }
+                }
+            }
+        }
+        writer.limit_compaction(CompactionLimits::default());
+        Ok(())
+    }
+
     /// Fills the disk for a while, several times.
     async fn fill(&self, core: &Core) {
         for _ in 0..1 + self.below(4) {
@@ -792,10 +912,20 @@ impl Process {
             opened => opened?,
         };
         let keys = db.keys();
-        let found = self.scan(&db.attach(core), false).await?;
+        let reader = db.attach(core);
+        let found = self.scan(&reader, false).await?;
+        let extra = db.column_families().into_iter().find(|family| family.name == families::NAME);
+        let extra = match extra {
+            Some(family) => {
+                let value = reader.get(family.id, families::KEY, None).await?;
+                Some((family.id, value.map(|value| value.to_vec())))
+            }
+            None => None,
+        };
         let mut model = self.model.borrow_mut();
         model.settle(&found);
         let number = model.number_in(&found);
+        model.extra.settle(extra, (!loose).then_some(number));
         if loose {
             model.adopt(&found);
             model.loose = salvaged;
@@ -834,6 +964,16 @@ impl Process {
             let (this, handle, writer) = (self.clone(), core.clone(), writer.clone());
             let write = async move { this.write(&handle, &writer).await };
             writers.push(core.spawn(Class::Foreground, write));
+        }
+        if self.families > 1 && self.sound {
+            let (this, handle, writer) = (self.clone(), core.clone(), writer.clone());
+            let change = async move { this.change_families(&handle, &writer).await };
+            writers.push(core.spawn(Class::Foreground, change));
+        }
+        if self.controls {
+            let (this, handle, writer) = (self.clone(), core.clone(), writer.clone());
+            let control = async move { this.control_merges(&handle, &writer).await };
+            writers.push(core.spawn(Class::Foreground, control));
         }
         let (this, handle, own) = (self.clone(), core.clone(), db.clone());
         core.spawn(Class::Foreground, async move { this.read(&handle, &own).await });
@@ -1012,6 +1152,7 @@ pub fn engine_judged(
     // Their garbage is collected early, late, or not.
     let blob_space = [Some(1.1), Some(1.5), Some(1.1), Some(100.0)][seed as usize / 8 % 4];
     let mut blob_faults = (failing && blob_min.is_some()).then(|| Rng::new(seed ^ 0xB10B));
+    let mut changes = Rng::new(seed ^ 0xC4A2);
     // Some worlds have one durability; in others it changes.
     let durability = [None, Some(Durability::Power), Some(Durability::Process)][rng.index(3)];
     let keys = [8, 60, 400][rng.index(3)];
@@ -1066,6 +1207,8 @@ pub fn engine_judged(
                 ..OpenOptions::default()
             },
             rng: RefCell::new(rng.fork()),
+            controls: seed % 7 < 3,
+            changes: RefCell::new(changes.fork()),
             ended: Cell::new(false),
             scarce,
             sound: !fails,
@@ -1110,8 +1253,9 @@ pub fn engine_judged(
         let is_made = world.bytes(format!("{DIR}/CURRENT")).is_ok();
         if is_made
             && !model.loose
-            && let Some(found) = judge(&world)
+            && let Some(mut found) = judge(&world)
         {
+            found.retain(|(key, _)| key != families::KEY);
             model.settle(&found);
             let (number, least) = (model.number_in(&found), model.acknowledged);
             assert!(number >= least, "the judge finds {number} of {least} acknowledged batches");
@@ -1156,6 +1300,8 @@ pub fn failing_once(seed: u64, fault: Fault, reads: bool) -> bool {
             },
             reading: OpenOptions { recovered_bytes: 10_000, ..OpenOptions::default() },
             rng: RefCell::new(rng.fork()),
+            controls: false,
+            changes: RefCell::new(Rng::new(seed)),
             ended: Cell::new(false),
             scarce: false,
             sound: sound || reads,

@@ -28,6 +28,7 @@ pub mod copies;
 pub mod damage;
 pub mod database;
 pub mod engine;
+mod families;
 pub mod guest;
 pub mod history;
 pub mod journal;

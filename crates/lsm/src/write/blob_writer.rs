@@ -463,7 +463,7 @@ impl WriteState {
             blobs.retire(&self.db, file);
         }
         // At `power` all values that a log names were durable before.
-        if self.options.durability == Durability::Process && !mutant("failed_values_stay") {
+        if self.options.durability == Durability::Process {
             let mut in_logs = blobs.in_logs.borrow_mut();
             in_logs
                 .iter_mut()

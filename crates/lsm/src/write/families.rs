@@ -14,6 +14,7 @@ use crate::db::CfId;
 use crate::error::{Error, Kind, Result};
 use crate::mem::live::LiveWriter;
 use crate::merge_operator::FamilyMerge;
+use crate::mutant::mutant;
 use crate::stored_options::newest;
 use crate::version::{Family, Version};
 use crate::write::commit::Commit;
@@ -85,7 +86,8 @@ impl Commit<'_> {
             comparator: Some(comparator.name().to_owned()),
             // If there is no log yet, it will get a larger number.
             log_number: Some(
-                self.log.as_ref().map_or_else(|| state.db.new_number(), WalWriter::number),
+                self.log.as_ref().map_or_else(|| state.db.new_number(), WalWriter::number)
+                    + u64::from(mutant("family_begins_after_its_log")),
             ),
             max_column_family: Some(id),
             ..VersionEdit::default()
@@ -107,7 +109,11 @@ impl Commit<'_> {
             table_options: version.family(0)?.table_options.clone(),
             options: version.family(0)?.options.clone(),
         };
-        turn.change(vec![edit], |version| version.families.push(family)).await?;
+        let publish = |version: &mut Version| version.families.push(family);
+        match mutant("family_is_not_registered") {
+            true => state.db.publish(publish),
+            false => turn.change(vec![edit], publish).await?,
+        }
         let like = &version.family(0)?.name;
         state.blobs.add_family(&state.db, &state.options, id, like);
         self.live.insert(id, writer);
@@ -130,6 +136,11 @@ impl Commit<'_> {
             family.levels.iter().flat_map(|level| level.slots.iter().copied()).collect();
         let blobs: Vec<FileName> =
             family.blobs.iter().map(|(number, _)| FileName::Blob(*number)).collect();
+        if mutant("family_files_go_first") {
+            state.remove_tables(slots.iter().map(|&slot| version.meta(slot)));
+            // Another task removes them.
+            state.core.sleep_ns(1_000_000).await;
+        }
         let edit =
             VersionEdit { column_family: id, column_family_drop: true, ..VersionEdit::default() };
         let dropped = turn.change(vec![edit], |version| {

@@ -20,7 +20,7 @@ fn the_engine_loses_nothing_by_a_crash_anywhere() {
         "{} worlds: {} openings, {} crashed, {} salvaged; {} acknowledged, {} found unacknowledged, \
          {} scans, {} gets; {} kills, {} power cuts, {} closes, {} failures; keys counted {} times; {} flushes, {} merges, \
          {} tables written over old ones; {} blob files, {} values in them; {} collections of their garbage moved {}; found full {} times, {} refused; \
-         {} of unknown fate, {} of them found; {} heals",
+         {} of unknown fate, {} of them found; {} heals; {} families made, {} dropped; {} compactions, {} cancelled",
         all.len(),
         sum(|r| r.openings),
         sum(|r| r.crashed_openings),
@@ -46,8 +46,14 @@ fn the_engine_loses_nothing_by_a_crash_anywhere() {
         sum(|r| r.unknown),
         sum(|r| r.unknown_found),
         sum(|r| r.heals),
+        sum(|r| r.families_made),
+        sum(|r| r.families_dropped),
+        sum(|r| r.compactions),
+        sum(|r| r.cancelled),
     );
     if all.len() >= 400 {
+        assert!(sum(|r| r.families_made) > 100 && sum(|r| r.families_dropped) > 50);
+        assert!(sum(|r| r.compactions) > 100 && sum(|r| r.cancelled) > 50);
         assert!(sum(|r| r.acknowledged) > 20_000 && sum(|r| r.unacknowledged_found) > 100);
         assert!(sum(|r| r.scans) > 5_000 && sum(|r| r.gets) > 10_000);
         assert!(sum(|r| r.crashed_openings) > 200 && sum(|r| r.salvaged) > 20);
