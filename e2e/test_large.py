@@ -14,7 +14,7 @@ SMALL = ("--memory", "64M")
 
 
 def test_a_directory_with_many_column_families(tmp_path, long):
-    count = 1000 if long else 60
+    count = 1000 if long else 40
     db, names = tmp_path / "db", ["default"]
     made = rocksdb78.options(create_missing_column_families=1)
     names += [f"f{n:04}" for n in range(count)]
@@ -68,9 +68,9 @@ def test_a_directory_with_many_column_families(tmp_path, long):
 
 
 def test_large_keys_and_values(tmp_path, long):
-    megabytes = 100 if long else 40
+    megabytes = 100 if long else 16
     db, value = tmp_path / "db", bytes(range(256)) * (megabytes << 12)
-    keys = [b"k%03d" % n + b"K" * (65536 - 4) for n in range(200 if long else 40)]
+    keys = [b"k%03d" % n + b"K" * (65536 - 4) for n in range(200 if long else 30)]
     with rocksdb78.opened(db) as rocks:
         rocks.put(b"large", value)
         for n, key in enumerate(keys):

@@ -1,6 +1,5 @@
 //! Large numbers: families, files, range tombstones, and keys and values of a large size. With
 //! MILLRACE_LONG=1 the numbers are those of large databases.
-#![expect(clippy::disallowed_methods, reason = "the choice of the longer form")]
 
 use std::path::Path;
 

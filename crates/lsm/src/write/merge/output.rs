@@ -230,7 +230,7 @@ impl<'a> Output<'a> {
             if let Some(tombstones) = &mut self.tombstones {
                 tombstones.at = at;
             }
-            if at.is_multiple_of(ENTRIES_AT_ONCE as usize) {
+            if at.is_multiple_of(ENTRIES_AT_ONCE) {
                 self.job.core.checkpoint().await;
             }
         }

@@ -33,7 +33,7 @@ impl Picker<'_> {
             dense.iter().map(move |&slot| (at, slot))
         });
         let idle = files.filter(|&(_, slot)| !(self.left_alone)(slot) && !self.is_busy(slot));
-        let plans = idle.take(TRIED_MAX).filter_map(|(level, slot)| match level {
+        let mut plans = idle.take(TRIED_MAX).filter_map(|(level, slot)| match level {
             0 => match self.pick_level0_of(shape, slot) {
                 Pick::Plan(plan) => Some(*plan),
                 Pick::Nothing | Pick::Blocked => None,
@@ -43,7 +43,7 @@ impl Picker<'_> {
                 self.level_plan(shape, level, at..at + 1)
             }
         });
-        plans.filter(|plan| plan.stays.is_empty() && self.pays(plan)).next()
+        plans.find(|plan| plan.stays.is_empty() && self.pays(plan))
     }
 
     /// Whether a merge drops a good part of what it rewrites.
