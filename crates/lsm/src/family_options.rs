@@ -46,7 +46,7 @@ pub(crate) struct FamilyOptions {
     pub pending_soft: u64,
     /// `hard_pending_compaction_bytes_limit`; `u64::MAX` for none.
     pub pending_hard: u64,
-    /// `disable_auto_compactions`.
+    /// `disable_auto_compactions`, or `compaction_style` none.
     pub manual_only: bool,
     /// `ttl`: files with data older than this move towards the deepest level, in seconds;
     /// `u64::MAX` for never.
@@ -118,7 +118,8 @@ impl FamilyOptions {
             level0_stop: count("level0_stop_writes_trigger", 36).max(level0_slowdown + 1),
             pending_soft: limit("soft_pending_compaction_bytes_limit", 64 << 30),
             pending_hard: limit("hard_pending_compaction_bytes_limit", 256 << 30),
-            manual_only: flag("disable_auto_compactions", false),
+            manual_only: flag("disable_auto_compactions", false)
+                || get("compaction_style") == Some("kCompactionStyleNone"),
             // Universal compaction has no level to move old data to: it is rewritten.
             ttl: if universal { u64::MAX } else { ttl },
             period: if universal { every.min(ttl) } else { every },
@@ -197,6 +198,8 @@ mod tests {
              disable_auto_compactions=true",
         );
         assert_eq!((options.levels, options.dynamic, options.manual_only), (4, false, true));
+        assert!(read("compaction_style=kCompactionStyleNone").manual_only);
+        assert!(!read("compaction_style=kCompactionStyleLevel").manual_only);
         assert!((options.multiplier_below(1) - 17.0).abs() < 1e-9);
         assert!((options.multiplier_below(9) - 8.5).abs() < 1e-9);
         assert_eq!((options.compaction_bytes, options.pending_soft), (5000, u64::MAX));

@@ -179,6 +179,36 @@ fn a_scan_skips_deleted_ranges() {
     });
 }
 
+/// Each of many small deleted ranges once cost a read of the block that the iterator was in.
+#[test]
+fn small_deleted_ranges_in_a_block_cost_no_read_each() {
+    let dir = fresh_dir("range-deletes-small");
+    on_one_core(move |core| {
+        let path = dir.clone();
+        async move {
+            let mut model = Model::new();
+            let (db, writer, reader) = open(&core, &path, 300_000).await;
+            fill(&core, &writer, &mut model, 3000).await;
+            writer.close().await.unwrap();
+            drop((db, writer, reader));
+
+            let (db, writer, _) = open(&core, &path, 64 << 20).await;
+            while !writer.is_quiesced() {
+                core.sleep_ns(1_000_000).await;
+            }
+            for n in 0..1000 {
+                delete(&writer, &mut model, 2 * n, 2 * n + 1).await;
+            }
+            let reader = db.attach(&core);
+            let mut iter = reader.iter(0, IterOptions::default()).unwrap();
+            scan_both_ways(&mut iter, &model).await;
+            let stats = reader.stats();
+            assert!(stats.cache_misses < 300, "{stats:?}");
+            writer.close().await.unwrap();
+        }
+    });
+}
+
 /// What is known around one key does not hold for keys of tables farther away.
 #[test]
 fn an_iterator_of_a_snapshot_sees_the_ranges_of_every_table_of_a_level() {

@@ -213,12 +213,20 @@ fn user_key(internal: &[u8]) -> &[u8] {
     &internal[..internal.len().saturating_sub(8)]
 }
 
-/// A bound must be an internal key with a type that may occur in an SST.
+/// A bound must be an internal key with a type of RocksDB.
 fn bound(d: &mut Decoder<'_>, field: &'static str) -> Result<Vec<u8>> {
     let key = d.lps(field)?;
-    InternalKey::parse(key).map_err(|e| e.at(field))?;
+    let parsed = InternalKey::split(key);
+    // A bound need not be an entry. Where a range tombstone is cut, RocksDB writes the type that is
+    // above all types that it knows, which is another one in each version.
+    if parsed.is_none_or(|key| key.packed as u8 > BOUND_TYPE_MAX) {
+        InternalKey::parse(key).map_err(|e| e.at(field))?;
+    }
     Ok(key.to_vec())
 }
+
+/// The largest type of RocksDB's entries (`kMaxValue`).
+const BOUND_TYPE_MAX: u8 = 0x7f;
 
 /// A blob file of a column family.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -6,14 +6,8 @@ use crate::manifest::options_file::{escape_option, unescape};
 
 /// Options of the default column family that a new one does not get: they name classes of the
 /// program, and say what its values mean.
-const NOT_COPIED: [&str; 6] = [
-    "merge_operator",
-    "compaction_filter",
-    "compaction_filter_factory",
-    "sst_partitioner_factory",
-    "prefix_extractor",
-    "memtable_insert_with_hint_prefix_extractor",
-];
+const NOT_COPIED: [&str; 4] =
+    ["merge_operator", "compaction_filter", "compaction_filter_factory", "sst_partitioner_factory"];
 
 /// A section: its kind, the column family that it belongs to, and its lines with the title.
 struct Section<'a> {
@@ -101,7 +95,7 @@ mod tests {
 
     const TEXT: &str = "# A comment.\n[Version]\n  rocksdb_version=7.8.3\n\n[DBOptions]\n  \
         max_background_jobs=2\n\n[CFOptions \"default\"]\n  comparator=leveldb.BytewiseComparator\n  \
-        merge_operator=UInt64AddOperator\n  num_levels=5\n  \n[TableOptions/BlockBasedTable \
+        merge_operator=UInt64AddOperator\n  prefix_extractor=rocksdb.FixedPrefix.4\n  num_levels=5\n  \n[TableOptions/BlockBasedTable \
         \"default\"]\n  block_size=4096\n  \n";
 
     #[test]
@@ -114,6 +108,8 @@ mod tests {
         let name = "a:b#c\\d";
         assert_eq!(file.column_family(name, "comparator"), Some(reverse));
         assert_eq!(file.column_family(name, "merge_operator"), None);
+        // A hash index needs it.
+        assert_eq!(file.column_family(name, "prefix_extractor"), Some("rocksdb.FixedPrefix.4"));
         assert_eq!(file.column_family(name, "num_levels"), Some("5"));
         assert_eq!(file.table(name, "block_size"), Some("4096"));
         assert_eq!(file.column_family("default", "merge_operator"), Some("UInt64AddOperator"));

@@ -297,6 +297,18 @@ fn level_0_by_sequence_needs_an_order() {
 }
 
 #[test]
+fn a_bound_may_have_a_type_above_those_of_entries() {
+    let file = |kind: u8| {
+        let mut file = file_meta(7, b"a", b"c", (1, 2));
+        file.smallest.splice(1.., u64::from(kind).to_le_bytes());
+        edit().add_file(1, &file)
+    };
+    let state = replay(&[file(0x1a)]).unwrap();
+    assert_eq!(numbers(&state, 1), [7]);
+    refused(&[file(0x80)], "entry type 0x80");
+}
+
+#[test]
 fn other_levels_are_sorted_by_key_and_do_not_overlap() {
     let file = |number, from: &[u8], to: &[u8]| file_meta(number, from, to, (1, 9));
     let state = replay(&[edit()

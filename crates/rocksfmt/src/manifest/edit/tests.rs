@@ -235,7 +235,8 @@ fn bounds_must_be_internal_keys() {
         (b"1234567", false),
         (b"\x01\0\0\0\0\0\0\0", true),
         (b"k\x18\0\0\0\0\0\0\0", true),
-        (b"k\x19\0\0\0\0\0\0\0", false),
+        (b"k\x1a\0\0\0\0\0\0\0", true),
+        (b"k\x80\0\0\0\0\0\0\0", false),
         (b"g\x0F\xFF\xFF\xFF\xFF\xFF\xFF\xFF", true),
     ] {
         let mut file = file_meta(5, b"a", b"b", (3, 4));
