@@ -211,6 +211,7 @@ fn copies_of_a_closed_database_leave_it_as_it_was() {
             restore(&core, &base.join("backups"), None, &base.join("restored")).await.unwrap();
             // An unfinished copy that was left is replaced; anything else there is not.
             std::fs::create_dir(base.join("again.tmp")).unwrap();
+            std::fs::write(base.join("again.tmp/MILLRACE-COPY"), b"").unwrap();
             std::fs::write(base.join("again.tmp/000007.sst"), b"half").unwrap();
             let files = ClosedFiles::of(&core, &path).await.unwrap();
             lsm::checkpoint(files.list(), &base.join("again"), &mut transfer).await.unwrap();
@@ -222,6 +223,83 @@ fn copies_of_a_closed_database_leave_it_as_it_was() {
                 holds(&core, &base.join(copy), &model, false).await;
                 holds(&core, &base.join(copy), &model, true).await;
             }
+            std::fs::remove_dir_all(&base).unwrap();
+        }
+    });
+}
+
+/// The draft `NAME.tmp` may be a database that is not ours to remove.
+#[test]
+fn a_copy_removes_nothing_that_no_copy_has_left() {
+    let dir = fresh_dir("copies-foreign");
+    make_backups(&dir, 1, small(Durability::Process));
+    on_one_core(move |core| {
+        let base = dir.clone();
+        async move {
+            let (backups, target) = (base.join("backups"), base.join("new"));
+            let files = ClosedFiles::of(&core, &base.join("db")).await.unwrap();
+            let mut quiet = |_, _| {};
+            let mut transfer = Transfer::new(&core, None, &mut quiet);
+            let draft = base.join("new.tmp");
+            restore(&core, &backups, None, &draft).await.unwrap();
+            for (others, named) in [
+                // A whole database.
+                (&[][..], ""),
+                (&["LOCK"], ""),
+                // One that was made of what a killed copy has left.
+                (&["MILLRACE-COPY", "LOCK"], "LOCK"),
+                (&["MILLRACE-COPY", "IDENTITY"], "IDENTITY"),
+                (&["MILLRACE-COPY", "mine"], "mine"),
+            ] {
+                others.iter().for_each(|name| std::fs::write(draft.join(name), b"").unwrap());
+                let before = bytes_of(&draft);
+                let made = lsm::checkpoint(files.list(), &target, &mut transfer).await;
+                let restored = restore(&core, &backups, None, &target).await;
+                for error in [made.unwrap_err(), restored.unwrap_err()] {
+                    assert_eq!(error.kind(), Kind::Unsupported);
+                    let place = format!("{}/{named}", draft.display());
+                    assert!(error.to_string().contains(&place), "{others:?}: {error}");
+                }
+                assert!(bytes_of(&draft) == before && !target.exists(), "{others:?}");
+                others.iter().for_each(|name| std::fs::remove_file(draft.join(name)).unwrap());
+            }
+            std::fs::write(draft.join("MILLRACE-COPY"), b"").unwrap();
+            // What a killed copy has left, without anything else, is used.
+            restore(&core, &backups, None, &target).await.unwrap();
+            assert!(!draft.exists() && !target.join("MILLRACE-COPY").exists());
+            std::fs::remove_dir_all(&base).unwrap();
+        }
+    });
+}
+
+#[test]
+fn only_one_process_at_a_time_makes_a_directory() {
+    let dir = fresh_dir("copies-locked");
+    make_backups(&dir, 1, small(Durability::Process));
+    on_one_core(move |core| {
+        let base = dir.clone();
+        async move {
+            let (backups, target) = (base.join("backups"), base.join("new"));
+            let files = ClosedFiles::of(&core, &base.join("db")).await.unwrap();
+            let mut quiet = |_, _| {};
+            let mut transfer = Transfer::new(&core, None, &mut quiet);
+            // The other process: it has restored a table, and has the lock.
+            let draft = base.join("new.tmp");
+            std::fs::create_dir(&draft).unwrap();
+            std::fs::write(draft.join("000007.sst"), b"half").unwrap();
+            let lock = core.lock_exclusive(&draft.join("MILLRACE-COPY")).await.unwrap();
+            let before = bytes_of(&draft);
+            let made = lsm::checkpoint(files.list(), &target, &mut transfer).await;
+            let restored = restore(&core, &backups, None, &target).await;
+            for error in [made.unwrap_err(), restored.unwrap_err()] {
+                assert!(error.kind() == Kind::Locked, "{error}");
+                assert!(error.to_string().contains("another process is making"), "{error}");
+            }
+            assert!(bytes_of(&draft) == before && !target.exists());
+            // The lock ends with the process.
+            drop(lock);
+            lsm::checkpoint(files.list(), &target, &mut transfer).await.unwrap();
+            assert!(!draft.exists() && !target.join("000007.sst").exists());
             std::fs::remove_dir_all(&base).unwrap();
         }
     });
@@ -341,6 +419,7 @@ fn a_later_backup_copies_only_what_is_new_and_an_interrupted_one_is_continued() 
             let to = base.join("restored");
             restore(&core, &backups, None, &to).await.unwrap();
             std::fs::rename(&to, base.join("restored.tmp")).unwrap();
+            std::fs::write(base.join("restored.tmp/MILLRACE-COPY"), b"").unwrap();
             let table = bytes_of(&base.join("restored.tmp"));
             let table = table.keys().find(|path| path.extension() == Some("sst".as_ref()));
             std::fs::write(table.unwrap(), b"half of it").unwrap();
