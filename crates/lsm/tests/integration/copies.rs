@@ -305,6 +305,80 @@ fn only_one_process_at_a_time_makes_a_directory() {
     });
 }
 
+/// Logs are allocated in advance, and recycled ones end in old records.
+#[test]
+fn only_the_used_part_of_a_log_is_copied() {
+    for (name, batches, options) in [
+        ("copies-logs-new", 20, WriteOptions::default()),
+        ("copies-logs-recycled", 900, small(Durability::Process)),
+    ] {
+        let dir = fresh_dir(name);
+        let base = dir.clone();
+        let model = on_one_core(move |core| {
+            let (base, options) = (base.clone(), options.clone());
+            async move {
+                let path = base.join("db");
+                let open = Db::open_for_writing(&core, &path, OpenOptions::default(), options);
+                let (db, writer) = open.await.unwrap();
+                let mut model = Model::new();
+                write_some(&core, &writer, &mut model, batches).await;
+                // As a kill leaves it.
+                std::fs::create_dir(base.join("killed")).unwrap();
+                for (from, bytes) in bytes_of(&path) {
+                    let file = from.file_name().unwrap();
+                    std::fs::write(base.join("killed").join(file), bytes).unwrap();
+                }
+                writer.close().await.unwrap();
+                drop((db, writer));
+                for original in ["db", "killed"] {
+                    let path = base.join(original);
+                    let files = ClosedFiles::of(&core, &path).await.unwrap();
+                    let logs = files.list().logs.clone();
+                    let all: u64 = logs.iter().map(|log| log_bytes(&path, log.number)).sum();
+                    let made = backup(&core, files.list(), &base.join("backups")).await;
+                    let mut quiet = |_, _| {};
+                    let mut transfer = Transfer::new(&core, None, &mut quiet);
+                    let copy = base.join(format!("checkpoint-{original}"));
+                    lsm::checkpoint(files.list(), &copy, &mut transfer).await.unwrap();
+                    let copied: u64 = logs.iter().map(|log| log_bytes(&copy, log.number)).sum();
+                    let used: u64 = logs.iter().map(|log| used_bytes(&path, log.number)).sum();
+                    assert!(copied < all, "{original}: all of {all} bytes");
+                    let most = used + logs.len() as u64 * (32 << 10);
+                    assert!((used..=most).contains(&copied), "{original}: {copied}, used {used}");
+                    let to = base.join(format!("restored-{original}"));
+                    restore(&core, &base.join("backups"), Some(made.id), &to).await.unwrap();
+                    for copy in [copy, to] {
+                        holds(&core, &copy, &model, false).await;
+                    }
+                }
+                model
+            }
+        });
+        for id in ["2", "1"] {
+            let to = dir.join(format!("by-rocksdb{id}"));
+            ldb_restore(&dir.join("backups"), &to);
+            assert!(rocksdb_scan(&to) == model, "RocksDB restores something else from {id}");
+            std::fs::remove_file(dir.join("backups/meta").join(id)).unwrap();
+        }
+        for copy in ["checkpoint-db", "checkpoint-killed"] {
+            assert!(rocksdb_scan(&dir.join(copy)) == model, "RocksDB finds something else");
+        }
+        std::fs::remove_dir_all(&dir).unwrap();
+    }
+}
+
+fn log_bytes(dir: &Path, number: u64) -> u64 {
+    std::fs::metadata(dir.join(format!("{number:06}.log"))).unwrap().len()
+}
+
+/// The bytes of a log up to the end of its last record.
+fn used_bytes(dir: &Path, number: u64) -> u64 {
+    let bytes = std::fs::read(dir.join(format!("{number:06}.log"))).unwrap();
+    let mut reader = rocksfmt::LogReader::new(rocksfmt::LogKind::Wal { number });
+    let Ok(()) = reader.feed(&bytes, true, |_| Ok::<(), std::convert::Infallible>(()));
+    reader.good_until()
+}
+
 /// Backups of a database that is being written to. Returns its contents at each.
 fn make_backups(dir: &Path, rounds: u32, options: WriteOptions) -> Vec<Model> {
     let base = dir.to_owned();
