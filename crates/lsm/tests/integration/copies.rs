@@ -547,6 +547,91 @@ fn one_flipped_bit_of_a_backup_is_found_and_never_restored() {
 }
 
 #[test]
+fn a_directory_of_backups_is_of_one_database_and_not_the_directory_of_one() {
+    let dir = fresh_dir("backups-other");
+    make_backups(&dir, 1, small(Durability::Process));
+    on_one_core(move |core| {
+        let base = dir.clone();
+        async move {
+            let (backups, other) = (base.join("backups"), base.join("other"));
+            std::fs::create_dir(&other).unwrap();
+            let options = small(Durability::Power);
+            let open = Db::open_for_writing(&core, &other, OpenOptions::default(), options);
+            let (db, writer) = open.await.unwrap();
+            writer.put(b"k", b"other").await.unwrap();
+            writer.close().await.unwrap();
+            drop((db, writer));
+            let (before, database) = (bytes_of(&backups), bytes_of(&other));
+            let files = ClosedFiles::of(&core, &other).await.unwrap();
+            let mut quiet = |_, _| {};
+            let mut transfer = Transfer::new(&core, None, &mut quiet);
+            let refused = BackupDir::new(&core, &backups).create(files.list(), &mut transfer).await;
+            let refused = refused.unwrap_err();
+            assert!(refused.kind() == Kind::Unsupported, "{refused}");
+            assert!(refused.to_string().contains("backup 1 is of another database"), "{refused}");
+            assert!(bytes_of(&backups) == before, "the refusal changed the backups");
+            let insists = BackupDir::new(&core, &backups).of_any_database();
+            assert_eq!(insists.create(files.list(), &mut transfer).await.unwrap().id, 2);
+            // A restored database continues the backups of its original.
+            restore(&core, &backups, Some(1), &base.join("restored")).await.unwrap();
+            BackupDir::new(&core, &backups).delete(&[2]).await.unwrap();
+            let restored = ClosedFiles::of(&core, &base.join("restored")).await.unwrap();
+            assert_eq!(backup(&core, restored.list(), &backups).await.id, 2);
+            for place in ["other", "db"] {
+                let place = BackupDir::new(&core, &base.join(place));
+                let refused = place.create(files.list(), &mut transfer).await.unwrap_err();
+                assert!(refused.to_string().contains("directory of a database"), "{refused}");
+            }
+            assert!(bytes_of(&other) == database && !other.join("meta").exists());
+            std::fs::remove_dir_all(&base).unwrap();
+        }
+    });
+}
+
+#[test]
+fn a_backup_that_is_named_twice_is_deleted_once() {
+    let dir = fresh_dir("backups-twice");
+    make_backups(&dir, 2, small(Durability::Process));
+    on_one_core(move |core| {
+        let base = dir.clone();
+        async move {
+            let backups = BackupDir::new(&core, &base.join("backups"));
+            assert!(backups.delete(&[1, 1]).await.unwrap() > 0);
+            assert!(!base.join("backups/private/1").exists());
+            assert_eq!(damages(&core, &base.join("backups"), 2).await, [""; 0]);
+            std::fs::remove_dir_all(&base).unwrap();
+        }
+    });
+}
+
+#[test]
+fn a_description_that_cannot_be_read_hides_no_other() {
+    let dir = fresh_dir("backups-unreadable");
+    make_backups(&dir, 2, small(Durability::Process));
+    on_one_core(move |core| {
+        let base = dir.clone();
+        async move {
+            // Too long to be read.
+            let long = std::fs::File::create(base.join("backups/meta/3")).unwrap();
+            long.set_len(300 << 20).unwrap();
+            std::fs::write(base.join("backups/meta/5"), [0xff; 10]).unwrap();
+            let (listed, damaged) =
+                BackupDir::new(&core, &base.join("backups")).list().await.unwrap();
+            let listed: Vec<u32> = listed.iter().map(|backup| backup.id).collect();
+            let damaged: Vec<String> = damaged.iter().map(ToString::to_string).collect();
+            assert_eq!(listed, [1, 2], "{damaged:?}");
+            assert!(damaged.iter().any(|what| what.contains("meta/3: 314572800 bytes")));
+            assert!(damaged.iter().any(|what| what.contains("meta/5: not text")), "{damaged:?}");
+            let to = base.join("restored");
+            let error = restore(&core, &base.join("backups"), None, &to).await.unwrap_err();
+            assert_eq!(error.kind(), Kind::Corruption);
+            restore(&core, &base.join("backups"), Some(2), &to).await.unwrap();
+            std::fs::remove_dir_all(&base).unwrap();
+        }
+    });
+}
+
+#[test]
 fn rocksdb_and_millrace_make_backups_in_one_directory_in_turn() {
     let dir = fresh_dir("backups-in-turn");
     let db = dir.join("db");
