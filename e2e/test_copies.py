@@ -1,6 +1,9 @@
 """Copies of whole databases: `kv checkpoint`, `kv backup` and `kv restore`, of a directory and of a running node, judged by RocksDB's tools."""
 
 import json
+import random
+import signal
+import subprocess
 import threading
 
 import databases
@@ -187,3 +190,135 @@ def test_sorted_input_becomes_tables_and_an_interrupted_import_is_resumed(tmp_pa
     assert len(millrace.scan(tmp_path / "other")) == 20_000
     assert b"another value" in fed(b"z\tother\n", "kv", "import", "--data", data, "--resume").stderr
     assert b"not sorted" in fed(b"b\t1\na\t1\n", "kv", "import", "--data", data, "--resume").stderr
+
+
+def files_of(directory):
+    """The files in a directory, with what they hold."""
+    return {path.relative_to(directory): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
+
+
+@pytest.fixture
+def filled(tmp_path):
+    """A database with two backups of different contents."""
+    data = tmp_path / "db"
+    for round in range(2):
+        values = random.Random(round)
+        lines = [b"k%05d\t%s\n" % (n, values.randbytes(500).hex().encode()) for n in range(4000)]
+        assert fed(b"".join(lines), "kv", "import", "--data", data).returncode == 0
+        millrace.succeed("kv", "backup", "create", tmp_path / "backups", "--data", data)
+    return data
+
+
+def test_a_database_in_the_place_of_an_unfinished_copy_stays(tmp_path, filled):
+    copy, taken = tmp_path / "copy", tmp_path / "copy.tmp"
+    with writable(taken, tmp_path / "log") as node:
+        node.until_ready()
+        with node.connect() as client:
+            client.call("SET", b"k", b"v")
+            for command in (("checkpoint", copy, "--data", filled), ("restore", tmp_path / "backups", "--data", copy)):
+                told = millrace.fail("kv", *command)
+                assert f"{taken}/" in told and "in the way" in told, told
+            assert client.call("GET", b"k") == b"v"
+    assert millrace.scan(taken) == [(b"k", b"v")] and not copy.exists()
+
+
+def test_of_two_commands_that_make_one_directory_the_second_fails(tmp_path, filled):
+    backups, target = tmp_path / "backups", tmp_path / "new"
+    arguments = [millrace.BINARY, "kv", "restore", backups, "--data", target, "--id", "1", "--rate-limit"]
+    # So slow that it is there until it is killed.
+    first = subprocess.Popen([*map(str, arguments), "1"], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    mark = tmp_path / "new.tmp" / "MILLRACE-COPY"
+    try:
+        while not mark.exists() or len(list(mark.parent.iterdir())) < 2:
+            assert first.poll() is None, first.stderr.read()
+        for command in (("restore", backups, "--data", target), ("checkpoint", target, "--data", filled)):
+            told = millrace.fail("kv", *command)
+            assert "another process is making this directory" in told, told
+        assert first.poll() is None and not target.exists()
+    finally:
+        first.kill()
+        first.communicate()
+    assert mark.exists()
+    assert millrace.said_json("kv", "restore", backups, "--data", target, "--id", "2")["id"] == 2
+    assert millrace.scan(target) == millrace.scan(filled)
+    assert not mark.parent.exists() and not (target / mark.name).exists()
+
+
+def test_a_copy_that_cannot_work_is_refused_before_anything_is_written(tmp_path, filled):
+    backups, before = tmp_path / "backups", files_of(tmp_path)
+    (tmp_path / "link").symlink_to(filled)
+    (tmp_path / "nowhere").symlink_to("missing")
+    for copy in (filled, filled / "new", tmp_path / "link", tmp_path / "link" / "new", tmp_path):
+        told = millrace.fail("kv", "backup", "create", copy, "--data", filled)
+        assert "name a place outside of it" in told, told
+    told = millrace.fail("kv", "checkpoint", filled / "new", "--data", filled)
+    assert "is in" in told, told
+    assert "is in" in millrace.fail("kv", "restore", backups, "--data", backups / "new")
+    assert "nowhere" in millrace.fail("kv", "restore", backups, "--data", tmp_path / "nowhere")
+    assert "root of a file system" in millrace.fail("kv", "restore", backups, "--data", "/proc")
+    for command in (("checkpoint", "new", "--data", filled), ("restore", backups, "--data", "new"), ("ingest", "f")):
+        assert "must be above 0" in millrace.fail("kv", *command, "--rate-limit", "0", cwd=tmp_path)
+    other = tmp_path / "other"
+    millrace.succeed("kv", "put", "k", "v", "--data", other)
+    told = millrace.fail("kv", "backup", "create", backups, "--data", other)
+    assert "another database" in told, told
+    after = files_of(tmp_path)
+    assert {path: after[path] for path in before} == before
+    assert {path.parts[0] for path in after} == {path.parts[0] for path in before} | {"other"}
+    # These do work.
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "to-empty").symlink_to("empty")
+    millrace.succeed("kv", "restore", backups, "--data", "to-empty/.", cwd=tmp_path)
+    millrace.succeed("kv", "checkpoint", "./new/.", "--data", "db", cwd=tmp_path)
+    for copy in ("empty", "new"):
+        assert millrace.scan(tmp_path / copy) == millrace.scan(filled)
+    assert not list(tmp_path.glob("*.tmp"))
+    assert millrace.said_json("kv", "backup", "create", backups, "--data", other, "--any-database")["id"] == 3
+
+
+def test_backups_take_the_used_part_of_logs_and_damage_of_one_hides_no_other(tmp_path):
+    data, backups = tmp_path / "db", tmp_path / "backups"
+    for round in range(2):
+        millrace.succeed("kv", "put", f"k{round}", "v", "--data", data)
+        assert max(path.stat().st_size for path in data.glob("*.log")) > 1 << 20
+        said = millrace.said_json("kv", "backup", "create", backups, "--data", data)
+        assert said["copied_bytes"] < 200_000, said
+    databases.ldb(tmp_path / "by-rocksdb", "restore", f"--backup_dir={backups}")
+    assert dict(scanned_by_rocksdb(tmp_path / "by-rocksdb")) == dict(millrace.scan(data)) == {b"k0": b"v", b"k1": b"v"}
+    with open(backups / "meta" / "3", "wb") as long:
+        long.truncate(300 << 20)
+    listed = millrace.command("kv", "backup", "list", backups, "--json")
+    said = json.loads(listed.stdout)
+    assert listed.returncode == 1 and [backup["id"] for backup in said["backups"]] == [1, 2]
+    assert len(said["damaged"]) == 1 and "meta/3" in said["damaged"][0], said
+    told = millrace.fail("kv", "restore", backups, "--data", tmp_path / "restored")
+    assert "meta/3" in told and "--id N" in told, told
+    said = millrace.said_json("kv", "backup", "delete", backups, "--id", "1", "--id", "3", "--id", "1")
+    assert said["deleted"] == [1, 3] and not (backups / "private" / "1").exists(), said
+
+
+def test_a_copy_and_an_ingestion_say_what_is_wrong_in_the_words_of_the_user(tmp_path, filled, monkeypatch):
+    part = external_tables(tmp_path, [{"a": "1", "b": "2"}])[0]
+    whole = part.read_bytes()
+    part.write_bytes(whole[: len(whole) // 2])
+    told = millrace.fail("kv", "ingest", "--no-verify", part, "--data", filled)
+    assert str(part) in told and "dbtmp" not in told, told
+    table = next(filled.glob("*.sst"))
+    told = millrace.fail("kv", "ingest", "--no-verify", table, "--data", filled)
+    assert f"{table} was not made by RocksDB's SstFileWriter" in told, told
+    monkeypatch.setenv("MILLRACE_STATE", str(tmp_path / "state"))
+    for command in (("ingest",), ("compaction", "limit")):
+        assert "--state" not in millrace.fail("kv", *command)
+    with writable(filled, tmp_path / "log") as node:
+        node.until_ready()
+        arguments = ["kv", "backup", "create", tmp_path / "others", "--rate-limit", "1M"]
+        copying = subprocess.Popen([millrace.BINARY, *map(str, arguments)], stderr=subprocess.PIPE, text=True)
+        while not list(tmp_path.glob("others/private/1/MANIFEST*")):
+            assert copying.poll() is None, copying.stderr.read()
+        # Stopped before it has opened all files.
+        copying.send_signal(signal.SIGSTOP)
+    for path in [*filled.glob("*.sst"), *filled.glob("*.log")]:
+        path.unlink()
+    copying.send_signal(signal.SIGCONT)
+    told = copying.communicate()[1]
+    assert copying.returncode == 2 and "the node ended during the copy" in told and "repeat the command" in told, told

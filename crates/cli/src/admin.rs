@@ -5,7 +5,7 @@ use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use node::{ADMIN_SOCKET, ADMIN_VERSION, Request, default_state};
+use node::{ADMIN_SOCKET, ADMIN_VERSION, Request, STATE_VARIABLE, default_state};
 use serde_json::Value;
 
 use crate::args::NodeArgs;
@@ -25,7 +25,10 @@ pub struct Admin {
 impl Admin {
     /// Connects to the node named in the arguments, or to the default one.
     pub fn connect(node: &NodeArgs) -> Result<Admin, Failure> {
-        let state = || node.state.clone().or_else(default_state);
+        // Not by the parser: its usage lines would show the flag as required.
+        let named = || std::env::var_os(STATE_VARIABLE).filter(|name| !name.is_empty());
+        let state =
+            || node.state.clone().or_else(|| named().map(PathBuf::from)).or_else(default_state);
         let path = node.admin.clone().or_else(|| Some(state()?.join(ADMIN_SOCKET)));
         let path = path
             .ok_or_else(|| Failure::new("no node is named").hint("name one with --admin PATH"))?;

@@ -41,6 +41,31 @@ impl Failure {
         self.gone
     }
 
+    /// Says that the node ended during a piece of work, if that is why this failed.
+    #[must_use]
+    pub fn during(self, work: &str) -> Failure {
+        match self.gone {
+            true => Failure::new(format!("the node ended during {work}: {}", self.what))
+                .hint("when a node serves the database again, repeat the command")
+                .gone(),
+            false => self,
+        }
+    }
+
+    /// Adds the failure that showed this one.
+    #[must_use]
+    pub fn and(mut self, shown: &Failure) -> Failure {
+        self.what = format!("{}; {}", self.what, shown.what);
+        self
+    }
+
+    /// Replaces a name that only the program knows.
+    #[must_use]
+    pub fn rename(mut self, from: &str, to: &str) -> Failure {
+        self.what = self.what.replace(from, to);
+        self
+    }
+
     /// Adds what the user can do.
     #[must_use]
     pub fn hint(mut self, hint: impl Into<String>) -> Failure {

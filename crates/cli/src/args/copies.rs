@@ -8,7 +8,7 @@ use node::Size;
 use reactor::DriverKind;
 
 use super::NodeArgs;
-use super::values::driver;
+use super::values::{driver, rate};
 
 /// A database as a whole: the one that is copied, or ingests files.
 #[derive(Clone, Debug, Args)]
@@ -29,7 +29,7 @@ pub struct Original {
 #[derive(Clone, Debug, Args)]
 pub struct Copying {
     /// Read at most this many bytes per second
-    #[arg(long, value_name = "SIZE")]
+    #[arg(long, value_name = "SIZE", value_parser = rate)]
     pub rate_limit: Option<Size>,
     /// How to access the disk
     #[arg(long, value_name = "DRIVER", value_parser = driver(), default_value = "auto")]
@@ -79,6 +79,9 @@ pub enum BackupCommand {
         /// The directory of the backups; it is created in an existing one.
         #[arg(value_name = "BACKUPS", value_hint = ValueHint::DirPath)]
         backups: PathBuf,
+        /// Also add a backup of another database than that of the newest backup
+        #[arg(long)]
+        any_database: bool,
         /// What to copy.
         #[command(flatten)]
         original: Original,

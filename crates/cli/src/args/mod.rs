@@ -39,7 +39,7 @@ pub use self::serve::ServeArgs;
         millrace kv get KEY --data DIR    read one key\n  \
         millrace kv check --data DIR      verify every byte of it\n\n\
         Exit codes: 0 success; 1 the key does not exist (kv get), damage was \
-        found (kv check); 2 wrong usage, or an operation failed.\n\n\
+        found (kv check, kv backup verify and list); 2 wrong usage, or an operation failed.\n\n\
         Sizes are in bytes, or a number with K, M, G or T (powers of 1024)."
 )]
 pub struct Cli {
@@ -154,6 +154,20 @@ mod tests {
         assert_eq!(limits("--rate none"), Ok((None, Some(0))));
         for wrong in ["", "--cores 0", "--cores 0.001", "--cores -1", "--cores x", "--rate 0"] {
             assert!(limits(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn a_copy_has_a_rate_above_0() {
+        for command in
+            ["checkpoint d", "backup create b", "backup verify b", "restore b --data d", "ingest f"]
+        {
+            let line = |rate| format!("millrace kv {command} --rate-limit {rate}");
+            assert!(parse(&line("1K")).is_ok(), "{command}");
+            for rate in ["0", "0M"] {
+                let refused = parse(&line(rate)).unwrap_err();
+                assert!(refused.contains("must be above 0"), "{command}: {refused}");
+            }
         }
     }
 

@@ -10,9 +10,8 @@ use super::values::seconds;
 /// A running node, and how to print its answer.
 #[derive(Clone, Debug, Args)]
 pub struct NodeArgs {
-    /// The node's state directory, if not the default one
+    /// The node's state directory [default: MILLRACE_STATE in the environment, else that of serve]
     #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
-    #[arg(env = node::STATE_VARIABLE, hide_env_values = true)]
     pub state: Option<PathBuf>,
     /// The node's admin socket, if not in the state directory
     #[arg(long, value_name = "PATH", value_hint = ValueHint::FilePath)]

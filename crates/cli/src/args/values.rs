@@ -2,6 +2,7 @@
 
 use bench::Durability;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
+use node::Size;
 use reactor::{DriverKind, PollMode};
 
 /// How an idle core waits.
@@ -17,6 +18,14 @@ pub fn durability() -> impl TypedValueParser<Value = Durability> {
 /// How to access disk and network.
 pub fn driver() -> impl TypedValueParser<Value = DriverKind> {
     PossibleValuesParser::new(["auto", "io_uring", "epoll"]).try_map(|text| text.parse())
+}
+
+/// A rate in bytes per second.
+pub fn rate(text: &str) -> Result<Size, String> {
+    match text.parse::<Size>()? {
+        Size(0) => Err("it must be above 0".to_owned()),
+        rate => Ok(rate),
+    }
 }
 
 /// Cores, in hundredths; 0 for `none`.

@@ -96,7 +96,8 @@ async fn in_node(
     let id = number(&begun, "id");
     let (bar, mut said) = (progress_bar("compacting"), false);
     loop {
-        let state = admin.call(&Request::CompactState { id })?;
+        let state = admin.call(&Request::CompactState { id });
+        let state = state.map_err(|failure| failure.during("the compaction"))?;
         if state["ended"] == true {
             bar.finish_and_clear();
             return Ok(summary(&state));
@@ -108,7 +109,8 @@ async fn in_node(
         }
         show_part(&bar, (number(&state, "done_bytes"), number(&state, "total_bytes")));
         if interrupted.take() {
-            admin.call(&Request::CompactCancel { id })?;
+            let cancelled = admin.call(&Request::CompactCancel { id });
+            cancelled.map_err(|failure| failure.during("the compaction"))?;
         }
         core.sleep_ns(STEP_NS).await;
     }
@@ -160,7 +162,14 @@ async fn compacted(
         }
     };
     bar.finish_and_clear();
-    let done = done.map_err(|error| failure(shard.path().to_owned(), &error))?;
+    let done = done.map_err(|error| {
+        let failed = failure(shard.path().to_owned(), &error);
+        match error.kind() {
+            lsm::Kind::Memory => failed
+                .hint("a node with more --memory can compact it: millrace serve --memory SIZE"),
+            _ => failed,
+        }
+    })?;
     Ok(json!({
         "merges": done.merges,
         "moved_files": done.moved_files,

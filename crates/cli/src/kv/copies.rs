@@ -14,6 +14,7 @@ use reactor::Core;
 use reactor::log::utc;
 use serde_json::{Value, json};
 
+use super::destination::{new_directory, refuse_nested};
 use super::original::Files;
 use crate::args::{BackupCommand, Backups, CheckpointArgs, Copying, Original, RestoreArgs};
 use crate::failure::{Failure, Verdict};
@@ -23,9 +24,9 @@ use crate::tool_core::{POOL_BYTES, on_core};
 /// `kv checkpoint`.
 pub fn checkpoint(args: CheckpointArgs) -> Result<Verdict, Failure> {
     let CheckpointArgs { directory, original } = args;
-    let (to, json) = (directory.clone(), original.node.json);
-    let (made, took) = copied(original, "linking", async move |_, list, transfer| {
-        lsm::checkpoint(&list, &to, transfer).await
+    let (to, json) = (new_directory(&directory)?, original.node.json);
+    let (made, took) = copied(original, to, "linking", async |_, list, to, transfer| {
+        lsm::checkpoint(list, to, transfer).await
     })?;
     let Checkpoint { sequence, files, bytes, linked_bytes } = made;
     let place = directory.display();
@@ -48,12 +49,13 @@ pub fn checkpoint(args: CheckpointArgs) -> Result<Verdict, Failure> {
     Ok(Verdict::Good)
 }
 
-/// Copies a database. Returns the time it took, too.
+/// Copies a database to a place outside of it. Returns the time it took, too.
 #[expect(clippy::disallowed_methods, reason = "a tool reports how long it took")]
 fn copied<T: Send + 'static>(
     original: Original,
+    to: PathBuf,
     what: &'static str,
-    copy: impl AsyncFnOnce(&Core, FileList, &mut Transfer<'_>) -> lsm::Result<T>
+    copy: impl AsyncFnOnce(&Core, &FileList, &Path, &mut Transfer<'_>) -> lsm::Result<T>
     + Clone
     + Send
     + 'static,
@@ -62,7 +64,7 @@ fn copied<T: Send + 'static>(
     on_core(original.copying.io, async move |core| {
         let mut files = Files::of(&core, &original).await?;
         let list = files.list();
-        let path = list.directory.clone();
+        refuse_nested(&list.directory, &to)?;
         let bar = progress_bar(what);
         let rate = original.copying.rate_limit.map(|size| size.0);
         let mut progress = |done, total| {
@@ -70,11 +72,11 @@ fn copied<T: Send + 'static>(
             files.renew();
         };
         let mut transfer = Transfer::new(&core, rate, &mut progress);
-        let done = copy(&core, list, &mut transfer).await;
+        let done = copy(&core, &list, &to, &mut transfer).await;
         bar.finish_and_clear();
         match done {
             Ok(done) => Ok((done, begun.elapsed())),
-            Err(error) => Err(files.explain(failure(path, &error))),
+            Err(error) => Err(files.explain(failure(list.directory, &error))),
         }
     })
 }
@@ -95,7 +97,11 @@ fn transferred<T: Send + 'static>(
         let mut transfer = Transfer::new(&core, rate, &mut progress);
         let done = work(BackupDir::new(&core, &backups), &mut transfer).await;
         bar.finish_and_clear();
-        let done = done.map_err(|error| failure(backups, &error))?;
+        let done = done.map_err(|error| match error.kind() {
+            lsm::Kind::Corruption => failure(backups, &error)
+                .hint("millrace kv backup list shows the backups; --id N takes another one"),
+            _ => failure(backups, &error),
+        })?;
         Ok((done, begun.elapsed()))
     })
 }
@@ -112,7 +118,9 @@ pub fn failure(path: PathBuf, error: &lsm::Error) -> Failure {
 /// `kv backup`.
 pub fn backup(command: BackupCommand) -> Result<Verdict, Failure> {
     match command {
-        BackupCommand::Create { backups, original } => create(backups, original),
+        BackupCommand::Create { backups, any_database, original } => {
+            create(backups, any_database, original)
+        }
         BackupCommand::List { backups } => list(backups),
         BackupCommand::Verify { backups, id, copying } => verify(backups, id, &copying),
         BackupCommand::Delete { backups, id } => delete(backups, id),
@@ -120,11 +128,14 @@ pub fn backup(command: BackupCommand) -> Result<Verdict, Failure> {
     }
 }
 
-fn create(backups: PathBuf, original: Original) -> Result<Verdict, Failure> {
+fn create(backups: PathBuf, any_database: bool, original: Original) -> Result<Verdict, Failure> {
     let (to, json) = (backups.clone(), original.node.json);
-    let (made, took) = copied(original, "copying", async move |core, list, transfer| {
-        BackupDir::new(core, &to).create(&list, transfer).await
-    })?;
+    let copy = async move |core: &Core, list: &FileList, to: &Path, transfer: &mut Transfer<'_>| {
+        let backups = BackupDir::new(core, to);
+        let backups = if any_database { backups.of_any_database() } else { backups };
+        backups.create(list, transfer).await
+    };
+    let (made, took) = copied(original, to, "copying", copy)?;
     let CreatedBackup { id, sequence, files, bytes, shared_bytes } = made;
     let text = format!(
         "made backup {id} in {}: {} files, {}, of which {} were copied, in {:.1} s",
@@ -210,8 +221,10 @@ fn verify(args: Backups, id: Option<u32>, copying: &Copying) -> Result<Verdict, 
     Ok(if found.damages.is_empty() { Verdict::Good } else { Verdict::Bad })
 }
 
-fn delete(args: Backups, ids: Vec<u32>) -> Result<Verdict, Failure> {
+fn delete(args: Backups, mut ids: Vec<u32>) -> Result<Verdict, Failure> {
     let Backups { backups, json } = args;
+    ids.sort_unstable();
+    ids.dedup();
     let wanted = ids.clone();
     let freed = on_core(reactor::DriverKind::Auto, async move |core| {
         let freed = BackupDir::new(&core, &backups).delete(&wanted).await;
@@ -238,7 +251,8 @@ fn say_deleted(json: bool, ids: &[u32], freed: u64) -> Result<Verdict, Failure> 
 /// `kv restore`.
 pub fn restore(args: RestoreArgs) -> Result<Verdict, Failure> {
     let RestoreArgs { backups: Backups { backups, json }, data, id, copying } = args;
-    let to = data.clone();
+    let to = new_directory(&data)?;
+    refuse_nested(&backups, &to)?;
     let (restored, took) =
         transferred(backups, &copying, "restoring", async move |backups, transfer| {
             backups.restore(id, &to, transfer).await

@@ -109,7 +109,18 @@ async fn into_node(
     }
     place(core, files, &numbers, &directory, moves, into).await?;
     // Copying may have taken longer than a connection may be silent.
-    Admin::connect(&into.node)?.call(&Request::IngestFinish { column_family, numbers })
+    let finished = Admin::connect(&into.node).and_then(|mut admin| {
+        admin.call(&Request::IngestFinish { column_family, numbers: numbers.clone() })
+    });
+    finished.map_err(|failure| named(failure, &directory, files, &numbers).during("the ingestion"))
+}
+
+/// Names the user's files in place of those in the database's directory.
+fn named(failure: Failure, directory: &Path, files: &[PathBuf], numbers: &[u64]) -> Failure {
+    files.iter().zip(numbers).fold(failure, |failure, (path, number)| {
+        let (own, path) = (format!("{number:06}.dbtmp"), path.display().to_string());
+        failure.rename(&directory.join(&own).display().to_string(), &path).rename(&own, &path)
+    })
 }
 
 async fn into_directory(
@@ -129,8 +140,9 @@ async fn into_directory(
             .ok_or_else(|| Failure::new(format!("no column family is named '{column_family}'")))?;
         let numbers = shard.reserve_files(files.len());
         place(core, files, &numbers, data, moves, into).await?;
-        let files = vec![IngestFiles { family: family.id, numbers }];
-        shard.ingest(files, false).await.map_err(|error| failure(data.to_owned(), &error))
+        let ingested = vec![IngestFiles { family: family.id, numbers: numbers.clone() }];
+        let ingested = shard.ingest(ingested, false).await;
+        ingested.map_err(|error| named(failure(data.to_owned(), &error), data, files, &numbers))
     };
     let done = ingest.await;
     let closed = shard.close().await;

@@ -7,6 +7,7 @@ mod change;
 mod compact;
 mod compaction;
 mod copies;
+mod destination;
 mod directory;
 mod families;
 mod import;

@@ -74,7 +74,10 @@ impl Files {
     /// the reason.
     pub fn explain(mut self, failure: Failure) -> Failure {
         match &mut self {
-            Files::Held(held) => held.lost.take().unwrap_or(failure),
+            Files::Held(held) => match held.lost() {
+                Some(lost) => lost.during("the copy").and(&failure),
+                None => failure,
+            },
             Files::Closed(_) => failure,
         }
     }
@@ -84,7 +87,8 @@ impl Held {
     #[expect(clippy::disallowed_methods, reason = "a tool has no core's clock in its client")]
     fn of(original: &Original) -> Result<Held, Failure> {
         let mut admin = Admin::connect(&original.node)?;
-        let answer = admin.call(&Request::FilesHold { log_bytes_max: LOG_BYTES_MAX })?;
+        let answer = admin.call(&Request::FilesHold { log_bytes_max: LOG_BYTES_MAX });
+        let answer = answer.map_err(|failure| failure.during("the copy"))?;
         let (list, hold) = parse(&answer)
             .ok_or_else(|| Failure::new(format!("the node's answer is not a list: {answer}")))?;
         Ok(Held { list, admin, hold, renewed: Instant::now(), lost: None })
@@ -96,10 +100,17 @@ impl Held {
             return;
         }
         self.renewed = Instant::now();
-        if let Err(failure) = self.admin.call(&Request::FilesRenew { hold: self.hold }) {
-            // The copy may succeed without: a missing file ends it.
-            self.lost = Some(failure);
-        }
+        // The copy may succeed without: a missing file ends it.
+        self.lost = self.call().err();
+    }
+
+    fn call(&mut self) -> Result<Value, Failure> {
+        self.admin.call(&Request::FilesRenew { hold: self.hold })
+    }
+
+    /// Why the node does not keep the files any more, if that is so.
+    fn lost(&mut self) -> Option<Failure> {
+        self.lost.take().or_else(|| self.call().err())
     }
 }
 

@@ -53,21 +53,24 @@ impl Writer {
 /// this returns, and absent if it fails or is interrupted. Suspends for the disk.
 ///
 /// # Errors
-/// [`Kind::Unsupported`](crate::Kind::Unsupported) if the directory exists and is not empty; a
-/// missing file; the disk's errors.
+/// [`Kind::Unsupported`](crate::Kind::Unsupported) if the directory exists and is not empty, or
+/// something foreign is in `NAME.tmp`; [`Kind::Locked`](crate::Kind::Locked) if another process is
+/// making the directory; a missing file; the disk's errors.
 pub async fn checkpoint(
     list: &FileList,
     path: &Path,
     transfer: &mut Transfer<'_>,
 ) -> Result<Checkpoint> {
     let new = NewDirectory::begin(&transfer.core(), path, false).await?;
-    match fill(list, new.draft(), transfer).await {
-        Ok(made) => new.finish().await.map(|()| made),
-        Err(error) => {
-            new.abandon().await;
-            Err(error)
-        }
+    let made = async {
+        let made = fill(list, new.draft(), transfer).await?;
+        new.finish().await.map(|()| made)
+    };
+    let made = made.await;
+    if made.is_err() {
+        new.abandon().await;
     }
+    made
 }
 
 async fn fill(list: &FileList, to: &Dir, transfer: &mut Transfer<'_>) -> Result<Checkpoint> {

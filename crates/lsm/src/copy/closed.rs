@@ -1,14 +1,18 @@
 //! The files of a database that is not open for writing.
 
+use std::convert::Infallible;
 use std::path::Path;
 
 use fs::{Dir, LockGuard};
 use reactor::Core;
-use rocksfmt::FileName;
+use rocksfmt::{
+    DamageScan, FileName, LOG_BLOCK_BYTES, LogEnd, LogKind, LogReader, LogRecord, WriteBatch,
+};
 
 use crate::error::{Error, Kind, Result};
 use crate::file_list::{FileList, FilePrefix};
 use crate::open::recovery_plan::{Listed, RecoveryPlan};
+use crate::open::sequential::Sequential;
 use crate::open::{directory, recover};
 use crate::stored_options::StoredOptions;
 
@@ -44,12 +48,16 @@ impl ClosedFiles {
         let listed = |entry: fs::DirEntry| Listed { name: entry.name, size_bytes: entry.size };
         let listed: Vec<Listed> = entries.into_iter().map(listed).collect();
         let plan = RecoveryPlan::new(&manifest, &listed)?;
-        let logs = plan.kept_logs.iter().chain(&plan.logs);
+        let mut logs = Vec::new();
+        for log in plan.kept_logs.iter().chain(&plan.logs) {
+            let bytes = used_bytes(core, &dir, log.number).await?;
+            logs.push(FilePrefix { number: log.number, bytes });
+        }
         let list = FileList {
             directory: path.to_owned(),
             sequence: manifest.last_sequence,
             manifest: FilePrefix { number, bytes: None },
-            logs: logs.map(|log| FilePrefix { number: log.number, bytes: None }).collect(),
+            logs,
             open_blobs: Vec::new(),
         };
         Ok(ClosedFiles { list, _lock: lock })
@@ -59,4 +67,42 @@ impl ClosedFiles {
     pub fn list(&self) -> &FileList {
         &self.list
     }
+}
+
+/// The bytes of a log that a copy needs, if these are not all: without the space that was allocated
+/// in advance, and the old contents of a recycled file. The last block is copied as a whole, so
+/// that a reader of the copy judges the log's end in the same way. A log with damage is copied with
+/// all that follows it.
+async fn used_bytes(core: &Core, dir: &Dir, number: u64) -> Result<Option<u64>> {
+    const BLOCK: u64 = LOG_BLOCK_BYTES as u64;
+    let name = FileName::Wal(number).to_string();
+    let failed = |e: std::io::Error| Error::io(dir.path().join(&name).display(), &e);
+    let shared = dir.open(&name).await.map_err(failed)?;
+    let size = shared.size();
+    let mut pieces = Sequential::new(core.attach(&shared));
+    let mut reader = LogReader::new(LogKind::Wal { number });
+    let (mut read, mut next_sequence, mut is_whole) = (0, 0, true);
+    while read < size && reader.end().is_none() {
+        let len = (size - read).min(BLOCK);
+        let block = pieces.bytes(read, len as usize).await.map_err(failed)?;
+        read += len;
+        let each = |record: LogRecord<'_>| -> std::result::Result<(), Infallible> {
+            match WriteBatch::parse(record.data) {
+                Ok(batch) => next_sequence = batch.next_sequence().max(next_sequence),
+                Err(_) => is_whole = false,
+            }
+            Ok(())
+        };
+        let Ok(()) = reader.feed(&block, read == size, each);
+    }
+    let used = match reader.end() {
+        Some(LogEnd::Clean) => reader.zeros_from().map(|zeros| (zeros + 1).next_multiple_of(BLOCK)),
+        Some(LogEnd::StaleTail { offset }) => {
+            let mut scan = DamageScan::new(&reader, *offset, next_sequence);
+            let later = recover::find_later(core, dir, &name, &mut scan).await?;
+            later.is_none().then_some(read)
+        }
+        _ => None,
+    };
+    Ok(used.filter(|&used| is_whole && used < size))
 }

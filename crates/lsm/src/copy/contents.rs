@@ -49,6 +49,8 @@ pub(crate) struct Contents {
     pub blobs: Vec<Source>,
     /// The newest OPTIONS file.
     pub options: Option<Source>,
+    /// The identity of the database, if its MANIFEST states it.
+    pub db_id: Option<String>,
 }
 
 impl Contents {
@@ -65,7 +67,7 @@ impl Contents {
             Error::io(format_args!("cannot list {}", list.directory.display()), &e)
         };
         let entries = from.list().await.map_err(failed)?;
-        let mut contents = Contents::default();
+        let mut contents = Contents { db_id: manifest.db_id.clone(), ..Contents::default() };
         for entry in entries.iter().filter(|entry| entry.size <= OPTIONS_BYTES_MAX as u64) {
             if let Some(FileName::Options(number)) = FileName::parse(&entry.name)
                 && contents.options.as_ref().is_none_or(|newest| newest.number < number)

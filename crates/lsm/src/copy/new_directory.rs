@@ -1,22 +1,34 @@
 //! A directory that is whole or absent after any crash.
 //!
-//! Its files are made in `NAME.tmp`, each durable. Then the names are made durable, then the
-//! directory gets its own name. `NAME.tmp` that a crash has left is used again or emptied.
+//! 1. Its files are made in `NAME.tmp`, each durable. The first of them is [`MARK`]: it says that a
+//!    copy has made this directory, so that a later one may remove what is in it. It is locked for
+//!    as long as the directory is being made, and the lock ends with the process.
+//! 2. The names are made durable, then the directory gets its own name.
+//! 3. The mark is removed. So no other process ever has the lock while `NAME.tmp` is being renamed.
+//!
+//! `NAME.tmp` that a crash has left is used again or emptied. It is refused if it has no mark, or a
+//! file that a copy does not make: a LOCK tells that a program has opened it as a database.
 
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
-use fs::{Dir, DirEntry};
+use fs::{Dir, DirEntry, LockGuard};
 use reactor::Core;
 use rocksfmt::FileName;
 
 use crate::error::{Error, Kind, Result};
 use crate::mutant::mutant;
 
+/// The mark of a directory that is being made.
+const MARK: &str = "MILLRACE-COPY";
+
 /// A directory that is being made.
 pub(crate) struct NewDirectory {
     core: Core,
     path: PathBuf,
     draft: Dir,
+    /// On the mark.
+    _lock: LockGuard,
 }
 
 impl NewDirectory {
@@ -24,45 +36,54 @@ impl NewDirectory {
     /// Suspends for the disk.
     ///
     /// # Errors
-    /// [`Kind::Unsupported`] if the directory exists and has entries, or the one for its draft has
-    /// entries that no attempt has made.
+    /// [`Kind::Unsupported`] if the directory exists and has entries, or `NAME.tmp` has entries
+    /// that no copy has made; [`Kind::Locked`] if another process is making the directory.
     pub async fn begin(core: &Core, path: &Path, continues: bool) -> Result<NewDirectory> {
-        let refused = |what: String| Err(Error::new(Kind::Unsupported, what));
-        match core.list(path).await {
-            Ok(entries) if entries.is_empty() => {}
-            Ok(_) => {
-                return refused(format!(
-                    "{} exists and is not empty: name a new directory",
-                    path.display()
-                ));
-            }
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
-            Err(error) => return Err(Error::io(path.display(), &error)),
-        }
         let Some(name) = path.file_name() else {
-            return refused(format!("{}: a new directory needs a name", path.display()));
+            let what = format!("{}: a new directory needs a name", path.display());
+            return Err(Error::new(Kind::Unsupported, what));
         };
+        // Without a slash or a dot at the end.
+        let path = path.with_file_name(name);
+        refuse_full(core, &path).await?;
         let mut draft_name = name.to_owned();
         draft_name.push(".tmp");
         let draft = Dir::new(core, &path.with_file_name(draft_name));
-        let new = NewDirectory { core: core.clone(), path: path.to_owned(), draft };
-        match core.create_dir(new.draft.path()).await {
-            Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {
-                let entries = new.draft.list().await.map_err(|e| new.failed(&e))?;
-                let ours = |entry: &DirEntry| !entry.is_dir && is_file_of_database(&entry.name);
-                if let Some(other) = entries.iter().find(|entry| !ours(entry)) {
-                    let place = new.draft.path().join(&other.name);
-                    return refused(format!("{} is in the way: remove it", place.display()));
-                }
-                if !continues {
-                    new.empty().await?;
+        match core.create_dir(draft.path()).await {
+            Err(error) if error.kind() == ErrorKind::AlreadyExists => {
+                let entries = draft.list().await.map_err(|e| failed(&draft, &e))?;
+                if !entries.is_empty() && !entries.iter().any(|entry| entry.name == MARK) {
+                    return Err(in_the_way(&draft, &entries[0].name));
                 }
             }
             Err(error) => {
-                let what = format_args!("cannot create {}", new.draft.path().display());
+                let what = format_args!("cannot create {}", draft.path().display());
                 return Err(Error::io(what, &error));
             }
             Ok(()) => {}
+        }
+        let lock = draft.lock_exclusive(MARK).await.map_err(|error| match error.kind() {
+            // It has just got its name, or was given up.
+            ErrorKind::WouldBlock | ErrorKind::NotFound => {
+                let what = format!(
+                    "{}: another process is making this directory, in {}",
+                    path.display(),
+                    draft.path().display()
+                );
+                Error::new(Kind::Locked, what)
+            }
+            _ => Error::io(draft.path().join(MARK).display(), &error),
+        })?;
+        let new = NewDirectory { core: core.clone(), path, draft, _lock: lock };
+        // The other process may have finished before this one had the lock.
+        refuse_full(core, &new.path).await?;
+        if let Some(other) = new.entries().await?.iter().find(|entry| !is_of_copy(entry)) {
+            return Err(in_the_way(&new.draft, &other.name));
+        }
+        // A power cut must not leave files without the mark.
+        new.draft.sync().await.map_err(|e| new.failed(&e))?;
+        if !continues {
+            new.empty().await?;
         }
         Ok(new)
     }
@@ -72,41 +93,85 @@ impl NewDirectory {
         &self.draft
     }
 
+    /// The files that are there.
+    pub async fn entries(&self) -> Result<Vec<DirEntry>> {
+        let mut entries = self.draft.list().await.map_err(|e| self.failed(&e))?;
+        entries.retain(|entry| entry.name != MARK);
+        Ok(entries)
+    }
+
     fn failed(&self, error: &std::io::Error) -> Error {
-        Error::io(self.draft.path().display(), error)
+        failed(&self.draft, error)
     }
 
     async fn empty(&self) -> Result<()> {
-        for entry in self.draft.list().await.map_err(|e| self.failed(&e))? {
+        for entry in self.entries().await? {
             self.draft.remove(&entry.name).await.map_err(|e| self.failed(&e))?;
         }
         Ok(())
     }
 
     /// Gives the directory its name. All its files are durable. Suspends for the disk.
-    pub async fn finish(self) -> Result<()> {
+    pub async fn finish(&self) -> Result<()> {
         if !mutant("copied_names_are_not_synced") {
             self.draft.sync().await.map_err(|e| self.failed(&e))?;
         }
         let failed = |e: std::io::Error| Error::io(self.path.display(), &e);
         self.core.rename(self.draft.path(), &self.path).await.map_err(failed)?;
         let parent = self.path.parent().filter(|parent| !parent.as_os_str().is_empty());
-        self.core.sync_dir(parent.unwrap_or(Path::new("."))).await.map_err(failed)
+        self.core.sync_dir(parent.unwrap_or(Path::new("."))).await.map_err(failed)?;
+        let made = Dir::new(&self.core, &self.path);
+        made.remove(MARK).await.map_err(failed)?;
+        made.sync().await.map_err(failed)
     }
 
     /// Removes what there is of it, after an error.
     pub async fn abandon(self) {
         let removed = async {
             self.empty().await?;
+            self.draft.remove(MARK).await.map_err(|e| self.failed(&e))?;
             self.core.remove_dir(self.draft.path()).await.map_err(|e| self.failed(&e))
         };
-        if let Err(error) = removed.await {
+        if let Err(error) = removed.await
+            && self.core.list(self.draft.path()).await.is_ok()
+        {
             tracing::warn!("cannot remove an unfinished copy: {error}");
         }
     }
 }
 
-/// Whether a copy makes files of this name.
-fn is_file_of_database(name: &str) -> bool {
-    FileName::parse(name).is_some() || name == "CURRENT.dbtmp"
+fn failed(draft: &Dir, error: &std::io::Error) -> Error {
+    Error::io(draft.path().display(), error)
+}
+
+fn in_the_way(draft: &Dir, name: &str) -> Error {
+    let what = format!(
+        "{} is in the way: no interrupted copy has left this; rename or remove {}",
+        draft.path().join(name).display(),
+        draft.path().display()
+    );
+    Error::new(Kind::Unsupported, what)
+}
+
+/// Refuses a directory that exists and has entries.
+async fn refuse_full(core: &Core, path: &Path) -> Result<()> {
+    match core.list(path).await {
+        Ok(entries) if entries.is_empty() => Ok(()),
+        Ok(_) => {
+            let what = format!("{} exists and is not empty: name a new directory", path.display());
+            Err(Error::new(Kind::Unsupported, what))
+        }
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
+        Err(error) => Err(Error::io(path.display(), &error)),
+    }
+}
+
+/// Whether a copy makes such an entry.
+fn is_of_copy(entry: &DirEntry) -> bool {
+    use FileName::{Blob, Current, Manifest, Options, Sst, Wal};
+    let made = matches!(
+        FileName::parse(&entry.name),
+        Some(Wal(_) | Sst(_) | Blob(_) | Manifest(_) | Options(_) | Current)
+    );
+    !entry.is_dir && (made || entry.name == "CURRENT.dbtmp")
 }

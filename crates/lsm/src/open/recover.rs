@@ -345,7 +345,7 @@ async fn ends_in_torn_group(core: &Core, dir: &Dir, name: &str, offset: u64) -> 
 }
 
 /// Searches the rest of a log for valid records newer than its first damage.
-async fn find_later(
+pub(crate) async fn find_later(
     core: &Core,
     dir: &Dir,
     name: &str,

@@ -211,6 +211,7 @@ fn copies_of_a_closed_database_leave_it_as_it_was() {
             restore(&core, &base.join("backups"), None, &base.join("restored")).await.unwrap();
             // An unfinished copy that was left is replaced; anything else there is not.
             std::fs::create_dir(base.join("again.tmp")).unwrap();
+            std::fs::write(base.join("again.tmp/MILLRACE-COPY"), b"").unwrap();
             std::fs::write(base.join("again.tmp/000007.sst"), b"half").unwrap();
             let files = ClosedFiles::of(&core, &path).await.unwrap();
             lsm::checkpoint(files.list(), &base.join("again"), &mut transfer).await.unwrap();
@@ -225,6 +226,157 @@ fn copies_of_a_closed_database_leave_it_as_it_was() {
             std::fs::remove_dir_all(&base).unwrap();
         }
     });
+}
+
+/// The draft `NAME.tmp` may be a database that is not ours to remove.
+#[test]
+fn a_copy_removes_nothing_that_no_copy_has_left() {
+    let dir = fresh_dir("copies-foreign");
+    make_backups(&dir, 1, small(Durability::Process));
+    on_one_core(move |core| {
+        let base = dir.clone();
+        async move {
+            let (backups, target) = (base.join("backups"), base.join("new"));
+            let files = ClosedFiles::of(&core, &base.join("db")).await.unwrap();
+            let mut quiet = |_, _| {};
+            let mut transfer = Transfer::new(&core, None, &mut quiet);
+            let draft = base.join("new.tmp");
+            restore(&core, &backups, None, &draft).await.unwrap();
+            for (others, named) in [
+                // A whole database.
+                (&[][..], ""),
+                (&["LOCK"], ""),
+                // One that was made of what a killed copy has left.
+                (&["MILLRACE-COPY", "LOCK"], "LOCK"),
+                (&["MILLRACE-COPY", "IDENTITY"], "IDENTITY"),
+                (&["MILLRACE-COPY", "mine"], "mine"),
+            ] {
+                others.iter().for_each(|name| std::fs::write(draft.join(name), b"").unwrap());
+                let before = bytes_of(&draft);
+                let made = lsm::checkpoint(files.list(), &target, &mut transfer).await;
+                let restored = restore(&core, &backups, None, &target).await;
+                for error in [made.unwrap_err(), restored.unwrap_err()] {
+                    assert_eq!(error.kind(), Kind::Unsupported);
+                    let place = format!("{}/{named}", draft.display());
+                    assert!(error.to_string().contains(&place), "{others:?}: {error}");
+                }
+                assert!(bytes_of(&draft) == before && !target.exists(), "{others:?}");
+                others.iter().for_each(|name| std::fs::remove_file(draft.join(name)).unwrap());
+            }
+            std::fs::write(draft.join("MILLRACE-COPY"), b"").unwrap();
+            // What a killed copy has left, without anything else, is used.
+            restore(&core, &backups, None, &target).await.unwrap();
+            assert!(!draft.exists() && !target.join("MILLRACE-COPY").exists());
+            std::fs::remove_dir_all(&base).unwrap();
+        }
+    });
+}
+
+#[test]
+fn only_one_process_at_a_time_makes_a_directory() {
+    let dir = fresh_dir("copies-locked");
+    make_backups(&dir, 1, small(Durability::Process));
+    on_one_core(move |core| {
+        let base = dir.clone();
+        async move {
+            let (backups, target) = (base.join("backups"), base.join("new"));
+            let files = ClosedFiles::of(&core, &base.join("db")).await.unwrap();
+            let mut quiet = |_, _| {};
+            let mut transfer = Transfer::new(&core, None, &mut quiet);
+            // The other process: it has restored a table, and has the lock.
+            let draft = base.join("new.tmp");
+            std::fs::create_dir(&draft).unwrap();
+            std::fs::write(draft.join("000007.sst"), b"half").unwrap();
+            let lock = core.lock_exclusive(&draft.join("MILLRACE-COPY")).await.unwrap();
+            let before = bytes_of(&draft);
+            let made = lsm::checkpoint(files.list(), &target, &mut transfer).await;
+            let restored = restore(&core, &backups, None, &target).await;
+            for error in [made.unwrap_err(), restored.unwrap_err()] {
+                assert!(error.kind() == Kind::Locked, "{error}");
+                assert!(error.to_string().contains("another process is making"), "{error}");
+            }
+            assert!(bytes_of(&draft) == before && !target.exists());
+            // The lock ends with the process.
+            drop(lock);
+            lsm::checkpoint(files.list(), &target, &mut transfer).await.unwrap();
+            assert!(!draft.exists() && !target.join("000007.sst").exists());
+            std::fs::remove_dir_all(&base).unwrap();
+        }
+    });
+}
+
+/// Logs are allocated in advance, and recycled ones end in old records.
+#[test]
+fn only_the_used_part_of_a_log_is_copied() {
+    for (name, batches, options) in [
+        ("copies-logs-new", 20, WriteOptions::default()),
+        ("copies-logs-recycled", 900, small(Durability::Process)),
+    ] {
+        let dir = fresh_dir(name);
+        let base = dir.clone();
+        let model = on_one_core(move |core| {
+            let (base, options) = (base.clone(), options.clone());
+            async move {
+                let path = base.join("db");
+                let open = Db::open_for_writing(&core, &path, OpenOptions::default(), options);
+                let (db, writer) = open.await.unwrap();
+                let mut model = Model::new();
+                write_some(&core, &writer, &mut model, batches).await;
+                // As a kill leaves it.
+                std::fs::create_dir(base.join("killed")).unwrap();
+                for (from, bytes) in bytes_of(&path) {
+                    let file = from.file_name().unwrap();
+                    std::fs::write(base.join("killed").join(file), bytes).unwrap();
+                }
+                writer.close().await.unwrap();
+                drop((db, writer));
+                for original in ["db", "killed"] {
+                    let path = base.join(original);
+                    let files = ClosedFiles::of(&core, &path).await.unwrap();
+                    let logs = files.list().logs.clone();
+                    let all: u64 = logs.iter().map(|log| log_bytes(&path, log.number)).sum();
+                    let made = backup(&core, files.list(), &base.join("backups")).await;
+                    let mut quiet = |_, _| {};
+                    let mut transfer = Transfer::new(&core, None, &mut quiet);
+                    let copy = base.join(format!("checkpoint-{original}"));
+                    lsm::checkpoint(files.list(), &copy, &mut transfer).await.unwrap();
+                    let copied: u64 = logs.iter().map(|log| log_bytes(&copy, log.number)).sum();
+                    let used: u64 = logs.iter().map(|log| used_bytes(&path, log.number)).sum();
+                    assert!(copied < all, "{original}: all of {all} bytes");
+                    let most = used + logs.len() as u64 * (32 << 10);
+                    assert!((used..=most).contains(&copied), "{original}: {copied}, used {used}");
+                    let to = base.join(format!("restored-{original}"));
+                    restore(&core, &base.join("backups"), Some(made.id), &to).await.unwrap();
+                    for copy in [copy, to] {
+                        holds(&core, &copy, &model, false).await;
+                    }
+                }
+                model
+            }
+        });
+        for id in ["2", "1"] {
+            let to = dir.join(format!("by-rocksdb{id}"));
+            ldb_restore(&dir.join("backups"), &to);
+            assert!(rocksdb_scan(&to) == model, "RocksDB restores something else from {id}");
+            std::fs::remove_file(dir.join("backups/meta").join(id)).unwrap();
+        }
+        for copy in ["checkpoint-db", "checkpoint-killed"] {
+            assert!(rocksdb_scan(&dir.join(copy)) == model, "RocksDB finds something else");
+        }
+        std::fs::remove_dir_all(&dir).unwrap();
+    }
+}
+
+fn log_bytes(dir: &Path, number: u64) -> u64 {
+    std::fs::metadata(dir.join(format!("{number:06}.log"))).unwrap().len()
+}
+
+/// The bytes of a log up to the end of its last record.
+fn used_bytes(dir: &Path, number: u64) -> u64 {
+    let bytes = std::fs::read(dir.join(format!("{number:06}.log"))).unwrap();
+    let mut reader = rocksfmt::LogReader::new(rocksfmt::LogKind::Wal { number });
+    let Ok(()) = reader.feed(&bytes, true, |_| Ok::<(), std::convert::Infallible>(()));
+    reader.good_until()
 }
 
 /// Backups of a database that is being written to. Returns its contents at each.
@@ -341,6 +493,7 @@ fn a_later_backup_copies_only_what_is_new_and_an_interrupted_one_is_continued() 
             let to = base.join("restored");
             restore(&core, &backups, None, &to).await.unwrap();
             std::fs::rename(&to, base.join("restored.tmp")).unwrap();
+            std::fs::write(base.join("restored.tmp/MILLRACE-COPY"), b"").unwrap();
             let table = bytes_of(&base.join("restored.tmp"));
             let table = table.keys().find(|path| path.extension() == Some("sst".as_ref()));
             std::fs::write(table.unwrap(), b"half of it").unwrap();
@@ -388,6 +541,91 @@ fn one_flipped_bit_of_a_backup_is_found_and_never_restored() {
             assert_eq!(damages(&core, &backups, 1).await.len(), 1);
             std::fs::write(path, bytes).unwrap();
             restore(&core, &backups, Some(1), &base.join("restored")).await.unwrap();
+            std::fs::remove_dir_all(&base).unwrap();
+        }
+    });
+}
+
+#[test]
+fn a_directory_of_backups_is_of_one_database_and_not_the_directory_of_one() {
+    let dir = fresh_dir("backups-other");
+    make_backups(&dir, 1, small(Durability::Process));
+    on_one_core(move |core| {
+        let base = dir.clone();
+        async move {
+            let (backups, other) = (base.join("backups"), base.join("other"));
+            std::fs::create_dir(&other).unwrap();
+            let options = small(Durability::Power);
+            let open = Db::open_for_writing(&core, &other, OpenOptions::default(), options);
+            let (db, writer) = open.await.unwrap();
+            writer.put(b"k", b"other").await.unwrap();
+            writer.close().await.unwrap();
+            drop((db, writer));
+            let (before, database) = (bytes_of(&backups), bytes_of(&other));
+            let files = ClosedFiles::of(&core, &other).await.unwrap();
+            let mut quiet = |_, _| {};
+            let mut transfer = Transfer::new(&core, None, &mut quiet);
+            let refused = BackupDir::new(&core, &backups).create(files.list(), &mut transfer).await;
+            let refused = refused.unwrap_err();
+            assert!(refused.kind() == Kind::Unsupported, "{refused}");
+            assert!(refused.to_string().contains("backup 1 is of another database"), "{refused}");
+            assert!(bytes_of(&backups) == before, "the refusal changed the backups");
+            let insists = BackupDir::new(&core, &backups).of_any_database();
+            assert_eq!(insists.create(files.list(), &mut transfer).await.unwrap().id, 2);
+            // A restored database continues the backups of its original.
+            restore(&core, &backups, Some(1), &base.join("restored")).await.unwrap();
+            BackupDir::new(&core, &backups).delete(&[2]).await.unwrap();
+            let restored = ClosedFiles::of(&core, &base.join("restored")).await.unwrap();
+            assert_eq!(backup(&core, restored.list(), &backups).await.id, 2);
+            for place in ["other", "db"] {
+                let place = BackupDir::new(&core, &base.join(place));
+                let refused = place.create(files.list(), &mut transfer).await.unwrap_err();
+                assert!(refused.to_string().contains("directory of a database"), "{refused}");
+            }
+            assert!(bytes_of(&other) == database && !other.join("meta").exists());
+            std::fs::remove_dir_all(&base).unwrap();
+        }
+    });
+}
+
+#[test]
+fn a_backup_that_is_named_twice_is_deleted_once() {
+    let dir = fresh_dir("backups-twice");
+    make_backups(&dir, 2, small(Durability::Process));
+    on_one_core(move |core| {
+        let base = dir.clone();
+        async move {
+            let backups = BackupDir::new(&core, &base.join("backups"));
+            assert!(backups.delete(&[1, 1]).await.unwrap() > 0);
+            assert!(!base.join("backups/private/1").exists());
+            assert_eq!(damages(&core, &base.join("backups"), 2).await, [""; 0]);
+            std::fs::remove_dir_all(&base).unwrap();
+        }
+    });
+}
+
+#[test]
+fn a_description_that_cannot_be_read_hides_no_other() {
+    let dir = fresh_dir("backups-unreadable");
+    make_backups(&dir, 2, small(Durability::Process));
+    on_one_core(move |core| {
+        let base = dir.clone();
+        async move {
+            // Too long to be read.
+            let long = std::fs::File::create(base.join("backups/meta/3")).unwrap();
+            long.set_len(300 << 20).unwrap();
+            std::fs::write(base.join("backups/meta/5"), [0xff; 10]).unwrap();
+            let (listed, damaged) =
+                BackupDir::new(&core, &base.join("backups")).list().await.unwrap();
+            let listed: Vec<u32> = listed.iter().map(|backup| backup.id).collect();
+            let damaged: Vec<String> = damaged.iter().map(ToString::to_string).collect();
+            assert_eq!(listed, [1, 2], "{damaged:?}");
+            assert!(damaged.iter().any(|what| what.contains("meta/3: 314572800 bytes")));
+            assert!(damaged.iter().any(|what| what.contains("meta/5: not text")), "{damaged:?}");
+            let to = base.join("restored");
+            let error = restore(&core, &base.join("backups"), None, &to).await.unwrap_err();
+            assert_eq!(error.kind(), Kind::Corruption);
+            restore(&core, &base.join("backups"), Some(2), &to).await.unwrap();
             std::fs::remove_dir_all(&base).unwrap();
         }
     });

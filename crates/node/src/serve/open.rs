@@ -99,7 +99,9 @@ pub fn explain(path: &Path, error: &lsm::Error) -> Error {
             .hint("--adopt takes it over all the same; --read-only changes nothing in it"),
         lsm::Kind::UnknownColumnFamily => Error::new(Kind::Usage, what)
             .hint("millrace kv stat lists the column families there are"),
-        lsm::Kind::Memory | lsm::Kind::Io | lsm::Kind::Expired => Error::new(Kind::System, what),
+        lsm::Kind::Memory => Error::new(Kind::System, what)
+            .hint("large values, and what is done with many of them, need more --memory"),
+        lsm::Kind::Io | lsm::Kind::Expired => Error::new(Kind::System, what),
     }
 }
 

@@ -17,6 +17,7 @@ use crate::copy::contents::{Contents, Source};
 use crate::copy::transfer::{Sum, Transfer};
 use crate::error::{Error, Kind, Result};
 use crate::file_list::FileList;
+use crate::open::recover;
 use crate::table::Table;
 
 /// A backup that was made.
@@ -40,12 +41,15 @@ impl BackupDir {
     /// the next call takes over what was copied. Suspends for the disk.
     ///
     /// # Errors
-    /// [`Kind::Locked`] if another process changes the backups; a missing file; the disk's errors.
+    /// [`Kind::Locked`] if another process changes the backups; [`Kind::Unsupported`] if the
+    /// directory is that of a database, or the newest backup is of another database (see
+    /// [`BackupDir::of_any_database`]); a missing file; the disk's errors.
     pub async fn create(
         &self,
         list: &FileList,
         transfer: &mut Transfer<'_>,
     ) -> Result<CreatedBackup> {
+        self.refuse_database().await?;
         self.make_dir(&self.path).await?;
         for name in [META, PRIVATE, SHARED_CHECKSUM] {
             self.make_dir(&self.path.join(name)).await?;
@@ -65,6 +69,7 @@ impl BackupDir {
             from: Dir::new(&self.core, &list.directory),
             known,
             there: self.files_in(SHARED_CHECKSUM).await?,
+            newest: all.backups.last(),
             files: BTreeMap::new(),
             made: CreatedBackup { id, sequence: list.sequence, ..CreatedBackup::default() },
         };
@@ -80,6 +85,21 @@ impl BackupDir {
         })
         .await?;
         Ok(made)
+    }
+
+    /// Refuses the directory of a database.
+    async fn refuse_database(&self) -> Result<()> {
+        let entries = self.core.list(&self.path).await.unwrap_or_default();
+        match entries.iter().any(|entry| entry.name == "CURRENT") {
+            true => {
+                let what = format!(
+                    "{} is the directory of a database: name another one for its backups",
+                    self.path.display()
+                );
+                Err(Error::new(Kind::Unsupported, what))
+            }
+            false => Ok(()),
+        }
     }
 
     /// Writes the description of a backup.
@@ -109,6 +129,7 @@ struct Making<'a> {
     known: BTreeMap<String, u32>,
     /// The files in `shared_checksum`, with their lengths.
     there: BTreeMap<String, u64>,
+    newest: Option<&'a Backup>,
     /// The files of this backup, by path.
     files: BTreeMap<String, BackupFile>,
     made: CreatedBackup,
@@ -120,6 +141,9 @@ impl Making<'_> {
         let manifest = FileName::Manifest(list.manifest.number).to_string();
         let bytes = self.private(&manifest, list.manifest.bytes, transfer).await?;
         let contents = Contents::of(&self.to.core, list, &private).await?;
+        if !self.to.any_database {
+            self.refuse_other(contents.db_id.as_deref()).await?;
+        }
         transfer.expect(bytes + contents.bytes());
         for table in &contents.tables {
             let properties = Table::properties(&self.to.core, &self.from, &table.name).await?;
@@ -140,6 +164,33 @@ impl Making<'_> {
         let crc32c = rocksfmt::crc32c(current.as_bytes());
         self.add(self.private_path("CURRENT"), Sum { bytes: current.len() as u64, crc32c });
         Ok(())
+    }
+
+    /// Refuses a database with another identity than the newest backup. Either may be unknown.
+    async fn refuse_other(&self, db_id: Option<&str>) -> Result<()> {
+        let (Some(newest), Some(db_id)) = (self.newest, db_id) else { return Ok(()) };
+        let names = newest.files.iter().map(BackupFile::name_in_database);
+        let manifest = names
+            .into_iter()
+            .find(|name| matches!(FileName::parse(name), Some(FileName::Manifest(_))));
+        let Some(manifest) = manifest else { return Ok(()) };
+        let dir = self.to.private(newest.id);
+        // If it is damaged, a verification says so.
+        let Ok(state) = recover::manifest(&self.to.core, &dir, &manifest).await else {
+            return Ok(());
+        };
+        match state.db_id {
+            Some(other) if other != db_id => {
+                self.to.remove_private(self.made.id).await?;
+                let what = format!(
+                    "{}: backup {} is of another database, {other}, and this one is {db_id}",
+                    self.to.path.display(),
+                    newest.id
+                );
+                Err(Error::new(Kind::Unsupported, what))
+            }
+            _ => Ok(()),
+        }
     }
 
     fn private_path(&self, name: &str) -> String {

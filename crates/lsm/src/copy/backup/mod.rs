@@ -29,10 +29,10 @@ use reactor::Core;
 
 use crate::copy::backup::meta::Backup;
 use crate::copy::transfer::Transfer;
-use crate::error::{Error, Kind, Result};
+use crate::error::{Error, Kind, Result, lacks_resources};
 
-/// The longest description of a backup, in bytes: some million files.
-const META_BYTES_MAX: usize = 256 << 20;
+/// The longest description of a backup, in bytes: almost a million files.
+const META_BYTES_MAX: usize = 64 << 20;
 const META: &str = "meta";
 const PRIVATE: &str = "private";
 const SHARED: &str = "shared";
@@ -42,6 +42,7 @@ const SHARED_CHECKSUM: &str = "shared_checksum";
 pub struct BackupDir {
     core: Core,
     path: PathBuf,
+    any_database: bool,
 }
 
 /// The result of a verification.
@@ -72,7 +73,13 @@ impl All {
 impl BackupDir {
     /// The backups in a directory. A missing directory shows at the first use.
     pub fn new(core: &Core, path: &Path) -> BackupDir {
-        BackupDir { core: core.clone(), path: path.to_owned() }
+        BackupDir { core: core.clone(), path: path.to_owned(), any_database: false }
+    }
+
+    /// Also adds backups of another database than that of the newest backup.
+    #[must_use]
+    pub fn of_any_database(self) -> BackupDir {
+        BackupDir { any_database: true, ..self }
     }
 
     fn dir(&self, name: &str) -> Dir {
@@ -135,11 +142,22 @@ impl BackupDir {
     pub(crate) async fn all(&self) -> Result<All> {
         let mut all = All { backups: Vec::new(), damaged: Vec::new() };
         let meta = self.dir(META);
-        for name in self.files_in(META).await?.into_keys() {
+        for (name, bytes) in self.files_in(META).await? {
             let Some(id) = id_of(&name) else { continue };
-            let text = meta.read_small(&name, META_BYTES_MAX).await;
-            let text = text.map_err(|e| self.failed(&format!("{META}/{name}"), &e))?;
-            match Backup::parse(id, &text) {
+            if bytes > META_BYTES_MAX as u64 {
+                let what =
+                    format!("meta/{id}: {bytes} bytes long, expected at most {META_BYTES_MAX}");
+                all.damaged.push((id, Error::new(Kind::Corruption, what)));
+                continue;
+            }
+            let read = match meta.read_small(&name, META_BYTES_MAX).await {
+                Ok(text) => Backup::parse(id, &text),
+                Err(e) if lacks_resources(&e) => {
+                    return Err(self.failed(&format!("{META}/{name}"), &e));
+                }
+                Err(e) => Err(self.failed(&format!("{META}/{name}"), &e)),
+            };
+            match read {
                 Ok(backup) => all.backups.push(backup),
                 Err(error) => all.damaged.push((id, error)),
             }
@@ -262,7 +280,7 @@ impl BackupDir {
             let what = format!("{}: there is no backup {missing}", self.path.display());
             return Err(Error::new(Kind::NoDatabase, what));
         }
-        for id in ids {
+        for id in &BTreeSet::from_iter(ids) {
             let removed = self.dir(META).remove(&id.to_string()).await;
             removed.map_err(|e| self.failed(&format!("{META}/{id}"), &e))?;
         }

@@ -1,5 +1,6 @@
 //! Restoring a backup into a new directory.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 
 use fs::Dir;
@@ -33,8 +34,9 @@ impl BackupDir {
     ///
     /// # Errors
     /// [`Kind::NoDatabase`] if there is no such backup; [`Kind::Unsupported`] if the new directory
-    /// exists and is not empty; [`Kind::Corruption`] if a file of the backup is damaged; the disk's
-    /// errors.
+    /// exists and is not empty, or something foreign is in `NAME.tmp`; [`Kind::Locked`] if another
+    /// process is making the directory; [`Kind::Corruption`] if a file of the backup is damaged;
+    /// the disk's errors.
     pub async fn restore(
         &self,
         id: Option<u32>,
@@ -44,14 +46,8 @@ impl BackupDir {
         let backup = self.find(id).await?;
         let new = NewDirectory::begin(&self.core, path, true).await?;
         let failed = |e: std::io::Error| Error::io(new.draft().path().display(), &e);
-        let mut left: std::collections::BTreeMap<String, u64> = new
-            .draft()
-            .list()
-            .await
-            .map_err(failed)?
-            .into_iter()
-            .map(|e| (e.name, e.size))
-            .collect();
+        let left = new.entries().await?.into_iter().map(|entry| (entry.name, entry.size));
+        let mut left: BTreeMap<String, u64> = left.collect();
         let mut restored = RestoredBackup {
             id: backup.id,
             sequence: backup.sequence,

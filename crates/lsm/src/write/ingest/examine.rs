@@ -34,7 +34,7 @@ pub(super) async fn examine(
     let size_bytes = dir.open(&name).await.map_err(|e| Error::io(&name, &e))?.size();
     let properties = Table::properties(core, dir, &name).await?;
     if let Some(what) = obstacle(state, family, &properties) {
-        return Err(Error::new(Kind::Unsupported, format!("the file {what}")));
+        return Err(Error::new(Kind::Unsupported, format!("{name} {what}")));
     }
     let now = core.unix_time_ms() / 1000;
     let mut meta = FileMeta {
@@ -52,7 +52,7 @@ pub(super) async fn examine(
         epoch: 0,
     };
     (meta.smallest, meta.largest) =
-        bounds(state, alone, family, verify.then_some(properties.num_entries)).await?;
+        bounds(state, alone, (family, &name), verify.then_some(properties.num_entries)).await?;
     Ok(meta)
 }
 
@@ -61,14 +61,14 @@ pub(super) async fn examine(
 async fn bounds(
     state: &WriteState,
     alone: Version,
-    family: &Family,
+    (family, name): (&Family, &str),
     entries: Option<u64>,
 ) -> Result<(Vec<u8>, Vec<u8>)> {
     let context = Reader::uncached(&state.db, &state.core).context_at(&alone.into());
     let (order, all) = (family.comparator, Rc::new(Bounds::default()));
     let mut iter = LevelIter::new(&context, order, Run::Table([0]), &all, false, WINDOW_MAX, false);
     let key = |iter: &LevelIter| [iter.user_key(), &iter.packed().to_le_bytes()].concat();
-    let wrong = |what: &str| Error::new(Kind::Corruption, format!("the file {what}"));
+    let wrong = |what: &str| Error::new(Kind::Corruption, format!("{name} {what}"));
     iter.seek(Position::First, Direction::Forward).await?;
     if !iter.valid() {
         return Err(wrong("has no entries"));
@@ -135,8 +135,9 @@ fn obstacle(state: &WriteState, family: &Family, properties: &Properties) -> Opt
     let needed = if format == 6 { (8, 6) } else { (10, 4) };
     (format > FORMAT_VERSION_MAX && by < needed).then(|| {
         format!(
-            "has format_version {format}, and this database was written by RocksDB {written_by}, \
-             which could not open it then: make the file with format_version {FORMAT_VERSION_MAX}"
+            "has format_version {format}, which RocksDB {written_by} cannot read, and RocksDB \
+             {written_by} can open this database: make the file with format_version \
+             {FORMAT_VERSION_MAX}"
         )
     })
 }
