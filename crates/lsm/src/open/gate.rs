@@ -75,6 +75,8 @@ pub(crate) struct Found<'a> {
     /// The obstacle from prepared transactions in logs kept only for these: see
     /// [`crate::open::recover::prepared`].
     pub prepared: Option<String>,
+    /// The evidence that the MANIFEST lost its end: see [`crate::open::unnamed`].
+    pub lost_end: Option<String>,
 }
 
 /// What the caller has agreed to.
@@ -142,13 +144,17 @@ pub(crate) fn may_create(path: &Path, entries: &[DirEntry]) -> Result<()> {
 pub(crate) fn check(found: &Found<'_>, consent: Consent) -> Result<Vec<String>> {
     let refused = |kind, what: String| {
         let text = format!(
-            "{}: cannot open for writing: {what}; nothing was changed, and --read-only serves \
-             everything that can be read",
+            "{}: cannot open for writing: {what}; nothing was changed, and millrace serve \
+             --read-only serves everything that can be read",
             found.path.display()
         );
         Err(Error::new(kind, text))
     };
     let unsupported = |what: String| refused(Kind::Unsupported, what);
+    if let Some(what) = &found.lost_end {
+        let repair = "millrace kv check --repair makes a new one from the tables";
+        return refused(Kind::Corruption, format!("{what}: {repair}"));
+    }
     if let Some(what) = found.obstacle() {
         return unsupported(what);
     }
@@ -437,6 +443,7 @@ mod tests {
             merge_operator: None,
             unread: &BTreeSet::new(),
             prepared: None,
+            lost_end: None,
         };
         check(&found, consent)
     }

@@ -30,6 +30,7 @@ use crate::open::directory;
 use crate::open::gate::{self, Consent, Found};
 use crate::open::recover;
 use crate::open::recovery_plan::{Listed, RecoveryPlan};
+use crate::open::unnamed;
 use crate::open::wal_replay::Replayed;
 use crate::options::{OpenOptions, WriteOptions};
 use crate::recycled_tables::RecycledTables;
@@ -62,8 +63,9 @@ pub(crate) struct Loader<'a> {
     consent: Option<Consent>,
     /// The merge operator that the caller wants for the default column family.
     merge_operator: Option<&'a MergeOperator>,
-    /// The state to load instead of that of the current MANIFEST, whose number it has.
-    given: Option<(u64, ManifestState)>,
+    /// The state to load instead of that of the current MANIFEST, whose number it has, and the
+    /// files that count.
+    given: Option<(u64, ManifestState, Vec<DirEntry>)>,
     /// The caller's compaction filters.
     filters: BTreeMap<String, Arc<dyn CompactionFilter>>,
     warnings: Vec<String>,
@@ -92,9 +94,10 @@ impl<'a> Loader<'a> {
         Loader { core, dir, options, consent, merge_operator: None, given: None, filters, warnings }
     }
 
-    /// Loads this state, not that of the current MANIFEST, which has number `current`.
-    pub fn given(self, current: u64, state: ManifestState) -> Loader<'a> {
-        Loader { given: Some((current, state)), ..self }
+    /// Loads this state, not that of the current MANIFEST, which has number `current`. Only
+    /// `entries` of the directory count.
+    pub fn given(self, current: u64, state: ManifestState, entries: Vec<DirEntry>) -> Loader<'a> {
+        Loader { given: Some((current, state, entries)), ..self }
     }
 
     /// For writing as the caller wants.
@@ -108,17 +111,27 @@ impl<'a> Loader<'a> {
         let (core, dir) = (self.core, self.dir);
         let given = self.given.take();
         let current = match &given {
-            Some((current, _)) => *current,
+            Some((current, ..)) => *current,
             None => recover::current(dir).await?,
         };
-        let entries = dir
-            .list()
-            .await
-            .map_err(|e| Error::io(format_args!("cannot list {}", dir.path().display()), &e))?;
         let manifest_name = FileName::Manifest(current).to_string();
-        let manifest = match given {
-            Some((_, state)) => state,
-            None => recover::manifest(core, dir, &manifest_name).await?,
+        let mut lost_end = None;
+        let (manifest, entries) = match given {
+            Some((_, state, entries)) => (state, entries),
+            None => {
+                let entries = dir.list().await;
+                let entries = entries.map_err(|e| {
+                    Error::io(format_args!("cannot list {}", dir.path().display()), &e)
+                })?;
+                let state = recover::manifest(core, dir, &manifest_name).await?;
+                // Tables of an active writer may be in a newer state of its MANIFEST.
+                if !self.options.secondary {
+                    lost_end =
+                        unnamed::lost_end(core, dir, &manifest_name, &state, &entries).await?;
+                    self.warnings.extend(lost_end.clone());
+                }
+                (state, entries)
+            }
         };
         let stored_options = StoredOptions::read(dir, &entries).await?;
         let logs_at = directory::logs_at(core, dir, &stored_options, &manifest).await?;
@@ -158,6 +171,7 @@ impl<'a> Loader<'a> {
                 merge_operator: self.merge_operator,
                 unread: &recovered.unread,
                 prepared,
+                lost_end,
             };
             self.warnings.extend(gate::check(&found, consent)?);
         }
@@ -214,6 +228,8 @@ impl<'a> Loader<'a> {
             .collect();
         let mut plan = RecoveryPlan::new(manifest, &listed)?;
         plan.empty_logs_may_count = stored_options.keeps_logs_at_openings();
+        let has_lock = listed.iter().any(|file| file.name == "LOCK");
+        self.warnings.extend(plan.lacks_log(manifest, has_lock));
         for blob in &plan.blobs_missing {
             self.warnings.push(format!("{} is missing", FileName::Blob(*blob)));
         }
@@ -391,7 +407,7 @@ fn too_long(dir: &Dir, plan: &RecoveryPlan, options: &OpenOptions) -> Error {
         Kind::Memory,
         format!(
             "{}: write-ahead logs of {} MiB, and {} MiB of memory for what is in them: raise \
-             --memory, or open it once without --read-only, which makes tables of them",
+             --memory, or open it once for writing, which makes tables of them",
             dir.path().display(),
             plan.log_bytes() >> 20,
             options.recovered_bytes >> 20,

@@ -22,6 +22,8 @@ pub(crate) struct LogChain {
     covered: u64,
     /// Whether empty logs are legitimate.
     lenient: bool,
+    /// Whether nothing before a log is missed.
+    alone: bool,
     /// The previous log, and the offset where it is cut, if it does not end with a whole record.
     cut: Option<(u64, u64)>,
     /// A log since the last batch that has no records from this offset on, or ends in zeros there.
@@ -51,6 +53,11 @@ impl LogChain {
         self.lenient = true;
     }
 
+    /// Judges no log by those before it: what is missing is known to be lost.
+    pub fn alone(&mut self) {
+        self.alone = true;
+    }
+
     /// Whether the previous log was cut and nothing has continued exactly there.
     pub fn is_cut(&self) -> bool {
         self.cut.is_some()
@@ -59,7 +66,7 @@ impl LogChain {
     /// Notes that a log of ours begins with sequence `begins`.
     pub fn starts(&mut self, log: u64, begins: u64, expected: Option<u64>) {
         let first = self.next(expected);
-        if begins > first && self.lost.is_none() {
+        if begins > first && self.lost.is_none() && !self.alone {
             let of = self.cut.or(self.hollow);
             self.lost = Some(Lost { first, before: log, begins, of });
         }
@@ -72,6 +79,9 @@ impl LogChain {
     /// [`Kind::Corruption`] if sequences before it are missing.
     pub fn goes_on(&mut self, log: u64, found: u64, expected: Option<u64>) -> Result<()> {
         let corrupt = |text: String| Err(Error::new(Kind::Corruption, text));
+        if self.alone {
+            return Ok(());
+        }
         let (name, next) = (FileName::Wal(log), self.next(expected));
         let exact = expected.unwrap_or(next);
         if let Some((cut, offset)) = self.cut

@@ -2,8 +2,8 @@
 //!
 //! `directory` looks at the directory first. `load` makes the state that all cores share:
 //! `recovery_plan` decides from the MANIFEST and a listing what to read, `recover` reads it,
-//! `wal_replay` and `log_chain` judge the logs, `blob_tails` the blob files that they refer to. An
-//! opening for writing asks `gate` before it changes anything; then `create`, `adopt` and
+//! `wal_replay` and `log_chain` judge the logs, `blob_tails` the blob files that they refer to;
+//! `unnamed` finds tables that a MANIFEST without its end does not name. An opening for writing asks `gate` before it changes anything; then `create`, `adopt` and
 //! `long_logs` write, through `write`.
 //!
 //! It may use `write`, `read` and what all rooms share. Only `inspect` uses it.
@@ -35,6 +35,8 @@ pub(crate) mod outside;
 pub(crate) mod recover;
 pub(crate) mod recovery_plan;
 pub(crate) mod sequential;
+pub(crate) mod table_blocks;
+pub(crate) mod unnamed;
 pub(crate) mod wal_replay;
 
 /// Attempts to open a directory that another process changes meanwhile.

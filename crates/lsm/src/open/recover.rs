@@ -12,7 +12,8 @@ use fs::Dir;
 use reactor::Core;
 use rocksfmt::{
     DamageScan, FileName, LOG_BLOCK_BYTES, LaterRecord, LogEnd, LogKind, LogReader, LogRecord,
-    ManifestReplay, ManifestState, Marker, Op, WriteBatch, is_torn_group, parse_current,
+    ManifestReplay, ManifestState, Marker, Op, VersionEdit, WriteBatch, is_torn_group,
+    parse_current,
 };
 
 use crate::error::{Error, Kind, Result};
@@ -23,6 +24,10 @@ use crate::options::OpenOptions;
 
 /// Bytes of a log read at a time: whole log blocks.
 const PIECE: usize = 32 * LOG_BLOCK_BYTES;
+
+/// Linux's error numbers for a loop of symbolic links, and for a socket that is opened.
+const ELOOP: i32 = 40;
+const ENXIO: i32 = 6;
 
 /// The number of the MANIFEST that CURRENT names.
 pub(crate) async fn current(dir: &Dir) -> Result<u64> {
@@ -47,6 +52,19 @@ pub(crate) async fn current(dir: &Dir) -> Result<u64> {
                         name.display()
                     ),
                 ),
+                // A loop of symbolic links, or a pipe or a socket.
+                _ if e.raw_os_error() == Some(ELOOP)
+                    || matches!(e.kind(), std::io::ErrorKind::InvalidInput)
+                    || e.raw_os_error() == Some(ENXIO) =>
+                {
+                    Error::new(
+                        Kind::Corruption,
+                        format!(
+                            "{}: expected a file with the name of the MANIFEST: {e}",
+                            name.display()
+                        ),
+                    )
+                }
                 std::io::ErrorKind::InvalidData => Error::new(
                     Kind::Corruption,
                     format!("{}: expected only the name of the MANIFEST: {e}", name.display()),
@@ -140,6 +158,42 @@ pub(crate) async fn manifest(core: &Core, dir: &Dir, name: &str) -> Result<Manif
     }
 }
 
+/// The numbers of the tables that records of a MANIFEST remove.
+pub(crate) async fn removed_tables(core: &Core, dir: &Dir, name: &str) -> Result<BTreeSet<u64>> {
+    let mut reader = LogReader::new(LogKind::Manifest);
+    let mut removed = BTreeSet::new();
+    let each = |record: LogRecord<'_>| {
+        if let Ok(edit) = VersionEdit::decode(record.data) {
+            removed.extend(edit.deleted_files.iter().map(|&(_, number)| number));
+        }
+        Ok(())
+    };
+    feed(core, dir, name, &mut reader, each, async || Ok(())).await?;
+    Ok(removed)
+}
+
+/// The sequence that the first record of a log has; `None` if it has no record.
+pub(crate) async fn first_sequence(
+    core: &Core,
+    dir: &Dir,
+    name: &str,
+    number: u64,
+) -> Result<Option<u64>> {
+    let mut reader = LogReader::new(LogKind::Wal { number });
+    let (mut first, seen) = (None, Error::new(Kind::Corruption, "the first record was read"));
+    let each = |record: LogRecord<'_>| match WriteBatch::parse(record.data) {
+        Ok(batch) => {
+            first = Some(batch.sequence());
+            Err(seen.clone())
+        }
+        Err(_) => Err(seen.clone()),
+    };
+    match feed(core, dir, name, &mut reader, each, async || Ok(())).await {
+        Err(error) if error.kind() != Kind::Corruption => Err(error),
+        _ => Ok(first),
+    }
+}
+
 /// Everything replayed since the previous piece.
 pub(crate) struct Piece {
     pub memtables: BTreeMap<u32, Sorting>,
@@ -174,6 +228,9 @@ pub(crate) async fn logs(
     replay.memtables.expect(plan.log_bytes());
     if plan.empty_logs_may_count {
         replay.empty_logs_may_count();
+    }
+    if plan.logs_are_alone {
+        replay.logs_are_alone();
     }
     replay.blob_tails.clone_from(&plan.blob_tails);
     let replay = RefCell::new(replay);

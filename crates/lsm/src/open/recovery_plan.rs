@@ -78,6 +78,8 @@ pub(crate) struct RecoveryPlan {
     pub logs: Vec<PlannedLog>,
     /// Whether needed logs may be empty: RocksDB uses `avoid_flush_during_recovery` here.
     pub empty_logs_may_count: bool,
+    /// Whether each log counts whatever the logs before it hold: a repair takes what there is.
+    pub logs_are_alone: bool,
     /// The end of a log also ends a piece of the replay once it holds at least this many bytes.
     pub border_bytes: Option<u64>,
     /// Logs that all families have flushed, from the first one to keep: RocksDB keeps them while a
@@ -179,6 +181,20 @@ impl RecoveryPlan {
                 None => self.blobs_missing.push(blob.number),
             }
         }
+    }
+
+    /// A warning if no log counts. A database of ours that was ever opened has one, while a
+    /// checkpoint may do without, and has no LOCK file.
+    pub fn lacks_log(&self, state: &ManifestState, has_lock: bool) -> Option<String> {
+        let first = first_log(state);
+        let held = self.logs.iter().any(|log| log.size_bytes > 0);
+        (state.ours && has_lock && first > 0 && !held).then(|| {
+            format!(
+                "no write-ahead log has records, but the MANIFEST counts on {} or a newer one: unless \
+                 this is a copy of a database, writes are lost",
+                FileName::Wal(first)
+            )
+        })
     }
 
     /// Bytes of log to replay.

@@ -22,6 +22,7 @@ mod memory;
 mod merges;
 mod model;
 mod range_deletes;
+mod repair;
 mod wal_cases;
 mod writing;
 mod written_by_rocksdb;

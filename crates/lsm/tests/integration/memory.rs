@@ -73,7 +73,7 @@ fn logs_longer_than_memory_become_tables_at_the_opening() {
                         panic!("a reader has no place for tables")
                     };
                     assert_eq!(error.kind(), Kind::Memory);
-                    assert!(error.to_string().contains("without --read-only"), "{error}");
+                    assert!(error.to_string().contains("open it once for writing"), "{error}");
                 }
                 let write = WriteOptions { durability, ..WriteOptions::default() };
                 let open = Db::open_for_writing(&core, &path, options(1_000_000), write);

@@ -83,7 +83,8 @@ pub fn explain(path: &Path, error: &lsm::Error) -> Error {
                 Kind::Locked,
                 format!("{}: {holder} has this database open for writing", path.display()),
             )
-            .hint("close it there, or read its state as of now with --secondary")
+            .hint("close it there; millrace serve --read-only --secondary, kv get, kv scan and others with \
+                 --secondary read its state as of now")
         }
         lsm::Kind::Corruption => Error::new(Kind::Damaged, what).hint(format!(
             "millrace kv check --data {0} lists all that is damaged; millrace kv check --data {0} \
@@ -93,10 +94,12 @@ pub fn explain(path: &Path, error: &lsm::Error) -> Error {
         lsm::Kind::Unsupported => Error::new(Kind::Unsupported, what),
         // The logs exceed the memory: read-only does not help either, and the text says what does.
         lsm::Kind::Full if what.contains("raise --memory") => Error::new(Kind::System, what),
-        lsm::Kind::Full => Error::new(Kind::System, what)
-            .hint("make space, or open it with --read-only, which needs none"),
-        lsm::Kind::Older => Error::new(Kind::Unsupported, what)
-            .hint("--adopt takes it over all the same; --read-only changes nothing in it"),
+        lsm::Kind::Full => {
+            Error::new(Kind::System, what).hint("make space; millrace serve --read-only needs none")
+        }
+        lsm::Kind::Older => Error::new(Kind::Unsupported, what).hint(
+            "--adopt takes it over all the same; millrace serve --read-only changes nothing in it",
+        ),
         lsm::Kind::UnknownColumnFamily => Error::new(Kind::Usage, what)
             .hint("millrace kv stat lists the column families there are"),
         lsm::Kind::Memory => Error::new(Kind::System, what)
@@ -122,7 +125,7 @@ fn no_database(path: &Path) -> String {
             match subdirectory {
                 Some(dir) => format!("did you mean {}?", dir.display()),
                 None => "a RocksDB directory has a file named CURRENT; this one has none. \
-                         Without --read-only a new database is made in an empty or missing \
+                         Commands that write make a new database in an empty or missing \
                          directory: name one"
                     .to_owned(),
             }

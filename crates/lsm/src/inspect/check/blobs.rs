@@ -1,17 +1,47 @@
-//! The check of one blob file.
+//! The check of blob files.
 
 use rocksfmt::{
     BLOB_FOOTER_BYTES, BLOB_HEADER_BYTES, BLOB_RECORD_HEADER_BYTES, BlobFooter, BlobHeader,
-    BlobRecord,
+    BlobRecord, ColumnFamily, FileName,
 };
 
 use crate::error::{Error, Kind, Result};
-use crate::inspect::check::Check;
+use crate::inspect::check::blob_records::{BlobRecords, FileRecords, Record};
+use crate::inspect::check::{Check, offset_in};
+use crate::open::recovery_plan::Listed;
 use crate::open::sequential::Sequential;
 
 impl Check<'_> {
-    /// Reads every record of a blob file of a column family.
-    pub(super) async fn blobs(&mut self, name: &str, family: u32, number: u64) -> Result<()> {
+    /// Reads the live blob files of a column family that are there, and returns what they hold.
+    pub(in crate::inspect) async fn blob_files(
+        &mut self,
+        family: &ColumnFamily,
+        listed: &[Listed],
+    ) -> BlobRecords {
+        let mut all = BlobRecords::of(family);
+        for blob in family.live_blob_files() {
+            let name = FileName::Blob(blob.number).to_string();
+            let Some(file) = listed.iter().find(|file| file.name == name) else { continue };
+            let before = self.done;
+            match self.blobs(&name, family.id, blob.number, all.room()).await {
+                Ok(records) => all.put(blob.number, records),
+                Err(error) => self.report.note(&name, offset_in(&error), &error),
+            }
+            self.report.files += 1;
+            self.progress_to(before + file.size_bytes);
+        }
+        all
+    }
+
+    /// Reads every record of a blob file of a column family. Returns them, if they are not more
+    /// than `room`.
+    async fn blobs(
+        &mut self,
+        name: &str,
+        family: u32,
+        number: u64,
+        room: usize,
+    ) -> Result<FileRecords> {
         let shared = self.dir.open(name).await.map_err(|e| Error::io(name, &e))?;
         let mut file = Sequential::new(self.core.attach(&shared));
         let size = shared.size();
@@ -37,7 +67,7 @@ impl Check<'_> {
             ));
         }
         let mut offset = BLOB_HEADER_BYTES as u64;
-        let mut records = 0;
+        let (mut records, mut found) = (0, Some(Vec::new()));
         while offset < end {
             let head = file
                 .bytes(offset, BLOB_RECORD_HEADER_BYTES.min((size - offset) as usize))
@@ -53,6 +83,13 @@ impl Check<'_> {
             }
             let len = usize::try_from(len).unwrap_or(usize::MAX);
             let record = file.bytes(offset, len).await.map_err(|e| Error::io(at(offset), &e))?;
+            let start = BLOB_RECORD_HEADER_BYTES;
+            let key = record.get(start..start + head.key_len as usize).unwrap_or_default();
+            let value = offset + start as u64 + head.key_len;
+            found = found.filter(|found: &Vec<Record>| found.len() < room);
+            if let Some(found) = &mut found {
+                found.push(Record::new(key, value, head.value_len));
+            }
             match head.verify(&record) {
                 Ok(_) => {
                     records += 1;
@@ -80,6 +117,6 @@ impl Check<'_> {
                 ),
             ));
         }
-        Ok(())
+        Ok(found.map_or(FileRecords::Length(end), FileRecords::All))
     }
 }

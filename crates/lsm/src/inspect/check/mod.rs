@@ -5,10 +5,13 @@
 //!    checksums of all blocks, including filters and partitions; that entries are in strict order
 //!    and inside the file's bounds; that counts match the properties; and that the table's own
 //!    filter finds every key.
-//! 3. Every live blob file is read record by record.
+//! 3. Every live blob file is read record by record, before the tables: each reference in them
+//!    must name a record, with its key and length.
+//! 4. The OPTIONS file must be whole: writers refuse a part of one.
 //!
 //! Damage does not end the check: it is noted with file and offset, and the check continues.
 
+pub(crate) mod blob_records;
 mod blobs;
 pub(crate) mod table;
 
@@ -23,6 +26,7 @@ use crate::open::blob_tails::{self, BlobTails};
 use crate::open::directory::lock_shared;
 use crate::open::recover;
 use crate::open::recovery_plan::{Listed, RecoveryPlan};
+use crate::open::unnamed;
 use crate::options::OpenOptions;
 use crate::stored_options::StoredOptions;
 use crate::table::Table;
@@ -97,7 +101,7 @@ pub async fn check_file(
     // Without bounds, none are checked. In a file to be ingested all sequence numbers are 0.
     let largest_sequence = if properties.external_version.is_some() { 0 } else { SEQUENCE_MAX };
     let meta = FileMeta { largest_sequence, ..FileMeta::of_size(size_bytes) };
-    check.table(&name, &meta, comparator).await?;
+    check.table(&name, &meta, comparator, None).await?;
     check.progress_to(size_bytes);
     Ok(check.report)
 }
@@ -109,9 +113,9 @@ pub(super) struct Check<'a> {
     pub report: CheckReport,
     progress: &'a mut dyn FnMut(u64, u64),
     /// The blob files that we wrote.
-    blob_tails: BlobTails,
+    pub blob_tails: BlobTails,
     /// Bytes done, and the total.
-    done: u64,
+    pub done: u64,
     total: u64,
 }
 
@@ -153,11 +157,24 @@ impl Check<'_> {
                 return Ok(());
             }
         };
+        if !options.secondary
+            && let Some(what) =
+                unnamed::lost_end(self.core, self.dir, &manifest, &state, &entries).await?
+        {
+            self.report.note(&manifest, None, &what);
+        }
         self.report.files += 2;
         self.total = total_bytes(&state, &listed);
+        let stored_options = StoredOptions::read(self.dir, &entries).await?;
+        let families = state.column_families.values().map(|family| &family.name);
+        if let Some((name, lacks)) = stored_options.name.clone().zip(stored_options.lacks(families))
+        {
+            self.report.note(&name, None, &format!("{name} {lacks}"));
+        }
         match RecoveryPlan::new(&state, &listed) {
             Ok(mut plan) => {
-                let stored_options = StoredOptions::read(self.dir, &entries).await?;
+                let has_lock = listed.iter().any(|file| file.name == "LOCK");
+                self.report.warnings.extend(plan.lacks_log(&state, has_lock));
                 plan.empty_logs_may_count = stored_options.keeps_logs_at_openings();
                 plan.blob_tails = blob_tails::read(self.core, self.dir, &state).await?;
                 self.blob_tails.clone_from(&plan.blob_tails);
@@ -209,6 +226,12 @@ impl Check<'_> {
             Ok(comparator) => comparator,
             Err(error) => return self.report.note(manifest, None, &error),
         };
+        let blobs = family.live_blob_files().map(|blob| FileName::Blob(blob.number).to_string());
+        let is_there = |name: &str| listed.iter().any(|file| file.name == name);
+        for name in blobs.filter(|name| !is_there(name)) {
+            self.report.note(&name, None, &format!("{name} is missing"));
+        }
+        let records = self.blob_files(family, listed).await;
         for (_, meta) in family.files() {
             let old = format!("{:06}.ldb", meta.number);
             let name = if listed.iter().any(|file| file.name == old) {
@@ -217,18 +240,11 @@ impl Check<'_> {
                 FileName::Sst(meta.number).to_string()
             };
             let before = self.done;
-            if let Err(error) = self.table(&name, meta, comparator).await {
+            if let Err(error) = self.table(&name, meta, comparator, Some(&records)).await {
                 self.report.note(&name, offset_in(&error), &error);
             }
             self.report.files += 1;
             self.progress_to(before + meta.size_bytes);
-        }
-        for blob in family.live_blob_files() {
-            let name = FileName::Blob(blob.number).to_string();
-            if let Err(error) = self.blobs(&name, family.id, blob.number).await {
-                self.report.note(&name, offset_in(&error), &error);
-            }
-            self.report.files += 1;
         }
     }
 }

@@ -1,18 +1,21 @@
 //! The check of one table.
 
+use std::collections::BTreeMap;
+
 use fs::Slice;
-use reactor::Core;
 use rocksfmt::{
-    BLOCK_TRAILER_BYTES, BlobIndex, BlockCursor, BlockHandle, BlockLayout, Comparator, Compression,
-    Decompressor, FileMeta, FilterHandle, FilterKey, FilterLayout, IndexCursor, IndexFormat,
-    IndexLayout, KEY_TRAILER_BYTES, RangeTombstones, SENTINEL_PACKED, ValueType, pack, unpack,
+    BLOCK_TRAILER_BYTES, BlobIndex, BlockCursor, BlockHandle, BlockLayout, Comparator, FileMeta,
+    FileName, FilterHandle, FilterKey, FilterLayout, IndexFormat, IndexLayout, KEY_TRAILER_BYTES,
+    RangeTombstones, SENTINEL_PACKED, ValueType, pack, unpack,
 };
 
 use crate::error::{Error, Kind, Result};
+use crate::inspect::check::blob_records::BlobRecords;
 use crate::inspect::check::{Check, CheckReport};
-use crate::open::sequential::Sequential;
-use crate::table::{BLOCK_BYTES_MAX, Filter, IndexBlock, Table};
+use crate::open::table_blocks::{TableBlocks, index_handles};
+use crate::table::{Filter, IndexBlock, Table};
 use crate::table_memory::TableMemory;
+use crate::version::user_key;
 
 /// What a table holds, by its entries and range tombstones.
 #[derive(Clone, Debug, Default)]
@@ -22,11 +25,16 @@ pub(crate) struct Seen {
     pub largest: Vec<u8>,
     /// The smallest and the largest sequence.
     pub sequences: Option<(u64, u64)>,
-    /// The oldest blob file to which an entry refers; 0 for none.
-    pub oldest_blob_file: u64,
+    /// The references to each blob file.
+    pub blob_files: BTreeMap<u64, u64>,
 }
 
 impl Seen {
+    /// The oldest blob file to which an entry refers; 0 for none.
+    pub fn oldest_blob_file(&self) -> u64 {
+        self.blob_files.first_key_value().map_or(0, |(&number, _)| number)
+    }
+
     fn sequence(&mut self, sequence: u64) {
         let (smallest, largest) = self.sequences.unwrap_or((sequence, sequence));
         self.sequences = Some((smallest.min(sequence), largest.max(sequence)));
@@ -48,24 +56,25 @@ impl Seen {
 }
 
 impl Check<'_> {
-    /// Reads every block of a table.
+    /// Reads every block of a table. References to blob files must be in `records`.
     pub(in crate::inspect) async fn table(
         &mut self,
         name: &str,
         meta: &FileMeta,
         comparator: Comparator,
+        records: Option<&BlobRecords>,
     ) -> Result<Seen> {
         let core = self.core;
         let memory = TableMemory::new(usize::MAX);
         let table = Table::open(core, self.dir, name, meta.clone(), comparator, &memory).await?;
         let mut check = TableCheck {
-            core,
             table: &table,
             name,
-            file: Sequential::new(core.attach(&table.file)),
-            decompressor: Decompressor::new(),
+            blocks: TableBlocks::new(core, name, &table),
             previous: Vec::new(),
             partition: None,
+            records,
+            wrong: BTreeMap::new(),
             seen: Seen::default(),
         };
         check.filter_blocks(&mut self.report).await;
@@ -88,6 +97,12 @@ impl Check<'_> {
             }
         }
         self.report.entries += entries;
+        for ((number, what), (references, offset)) in &check.wrong {
+            let file = FileName::Blob(*number);
+            let what =
+                format!("{name} at offset {offset}: {references} values are in {file}, {what}");
+            self.report.note(name, Some(*offset), &what);
+        }
         if !damaged {
             check.count(entries, &mut self.report);
         }
@@ -104,15 +119,16 @@ impl Check<'_> {
 
 /// A table and the progress of its check.
 struct TableCheck<'a> {
-    core: &'a Core,
     table: &'a Table,
     name: &'a str,
-    file: Sequential,
-    decompressor: Decompressor,
+    blocks: TableBlocks<'a>,
     /// The last internal key; empty before the first.
     previous: Vec<u8>,
     /// The filter partition of the last key.
     partition: Option<(BlockHandle, Slice, FilterLayout)>,
+    records: Option<&'a BlobRecords>,
+    /// Wrong references by blob file and reason: how many, and the block of the first.
+    wrong: BTreeMap<(u64, &'static str), (u64, u64)>,
     seen: Seen,
 }
 
@@ -125,26 +141,6 @@ impl TableCheck<'_> {
         Error::format(self.name, e)
     }
 
-    /// Reads, checks and unpacks a block.
-    async fn block(&mut self, handle: BlockHandle, data: bool) -> Result<Slice> {
-        let len = self.table.stored_len(handle)?;
-        let place = || format!("{} at offset {}", self.name, handle.offset);
-        let stored =
-            self.file.bytes(handle.offset, len).await.map_err(|e| Error::io(place(), &e))?;
-        let format = |e: rocksfmt::Error| Error::format(place(), &e);
-        let byte = self.table.check.verify(&stored, handle.offset).map_err(format)?;
-        let payload = stored.slice(0..handle.size as usize);
-        if byte == 0 {
-            return Ok(payload);
-        }
-        let codec = Compression::from_byte(byte).map_err(format)?;
-        let len = codec.decompressed_len(&payload, BLOCK_BYTES_MAX).map_err(format)?;
-        let mut out = self.core.alloc_wait(len).await.map_err(|e| Error::io(place(), &e))?;
-        let dictionary = self.table.dictionary.as_ref().filter(|_| data);
-        self.decompressor.decompress(codec, &payload, dictionary, &mut out).map_err(format)?;
-        Ok(Slice::new(out.share(), 0..len))
-    }
-
     /// Checks the filter. A file opens without it, but a damaged filter hides keys.
     async fn filter_blocks(&mut self, report: &mut CheckReport) {
         let (handle, is_partitioned) = match self.table.metaindex.filter {
@@ -152,7 +148,7 @@ impl TableCheck<'_> {
             Some(FilterHandle::Partitioned(handle)) => (handle, true),
             None => return,
         };
-        let data = match self.block(handle, false).await {
+        let data = match self.blocks.read(handle, false).await {
             Ok(data) => data,
             Err(error) => return report.note(self.name, Some(handle.offset), &error),
         };
@@ -168,7 +164,7 @@ impl TableCheck<'_> {
             Err(error) => return report.note(self.name, Some(handle.offset), &error),
         };
         for handle in handles {
-            match self.block(handle, false).await {
+            match self.blocks.read(handle, false).await {
                 Ok(_) => report.blocks += 1,
                 Err(error) => report.note(self.name, Some(handle.offset), &error),
             }
@@ -187,7 +183,7 @@ impl TableCheck<'_> {
             .map_err(|e| Error::format(format_args!("{name}: top-level index"), &e))?;
         let mut handles = Vec::new();
         for handle in partitions {
-            let partition = match self.block(handle, false).await {
+            let partition = match self.blocks.read(handle, false).await {
                 Ok(partition) => partition,
                 Err(error) => {
                     report.note(name, Some(handle.offset), &error);
@@ -215,7 +211,7 @@ impl TableCheck<'_> {
         cursor: &mut BlockCursor,
         report: &mut CheckReport,
     ) -> Result<u64> {
-        let data = self.block(handle, true).await?;
+        let data = self.blocks.read(handle, true).await?;
         report.blocks += 1;
         report.bytes += handle.size + BLOCK_TRAILER_BYTES as u64;
         let layout = BlockLayout::parse(&data).map_err(|e| self.format(&e))?;
@@ -227,9 +223,13 @@ impl TableCheck<'_> {
                 cursor.key().len().checked_sub(KEY_TRAILER_BYTES).map(|at| cursor.key()[at]);
             if refers == Some(ValueType::BlobIndex as u8) {
                 let index = BlobIndex::parse(&data[cursor.value_range()]);
-                let number = index.map_err(|e| self.format(&e))?.file_number;
-                let oldest = &mut self.seen.oldest_blob_file;
-                *oldest = if *oldest == 0 { number } else { number.min(*oldest) };
+                let index = index.map_err(|e| self.format(&e))?;
+                *self.seen.blob_files.entry(index.file_number).or_default() += 1;
+                let key = user_key(cursor.key());
+                if let Some(what) = self.records.and_then(|records| records.find(key, &index)) {
+                    let wrong = self.wrong.entry((index.file_number, what));
+                    wrong.or_insert((0, handle.offset)).0 += 1;
+                }
             }
             seen += 1;
             more = cursor.next(&data, &layout).map_err(|e| self.format(&e))?;
@@ -300,7 +300,7 @@ impl TableCheck<'_> {
             return Err(self.corrupt("a key is after the last filter partition"));
         };
         if self.partition.as_ref().is_none_or(|(at, _, _)| *at != handle) {
-            let block = self.block(handle, false).await?;
+            let block = self.blocks.read(handle, false).await?;
             let layout = FilterLayout::parse(&block);
             self.partition = Some((handle, block, layout));
         }
@@ -323,15 +323,4 @@ impl TableCheck<'_> {
         );
         report.note(self.name, None, &what);
     }
-}
-
-fn index_handles(data: &[u8], layout: &IndexLayout) -> rocksfmt::Result<Vec<BlockHandle>> {
-    let mut cursor = IndexCursor::new();
-    let mut handles = Vec::new();
-    let mut more = cursor.seek_to_first(data, layout)?;
-    while more {
-        handles.push(cursor.handle());
-        more = cursor.next(data, layout)?;
-    }
-    Ok(handles)
 }

@@ -35,7 +35,7 @@ pub(super) async fn to_tables(
     for log in logs {
         let plan = RecoveryPlan {
             logs: vec![log.clone()],
-            empty_logs_may_count: true,
+            logs_are_alone: true,
             ..RecoveryPlan::default()
         };
         let mut warnings = Vec::new();

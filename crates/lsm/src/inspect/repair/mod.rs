@@ -1,7 +1,7 @@
 //! Makes a damaged directory a database again: `millrace kv check --repair`.
 //!
-//! 1. The state is that of the MANIFEST, if one can be read. Otherwise it is rebuilt from the
-//!    tables (`rebuild`): they go into levels by their sequences (`place`), and those that have no
+//! 1. The state is that of the MANIFEST, if one can be read and has not lost its end
+//!    (`open::unnamed`). Otherwise it is rebuilt from the tables (`rebuild`): they go into levels by their sequences (`place`), and those that have no
 //!    order are merged first.
 //! 2. What is missing, or cannot be opened, leaves the state. A table with some damaged blocks
 //!    stays: it stops only the keys in them.
@@ -24,18 +24,20 @@ mod merge;
 mod place;
 mod rebuild;
 
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::atomic::Ordering;
 
 use fs::{Dir, DirEntry, LockGuard};
 use reactor::Core;
-use rocksfmt::{FileMeta, FileName, ManifestState};
+use rocksfmt::{ColumnFamily, FileMeta, FileName, ManifestState};
 
 use crate::db::Db;
 use crate::error::{Error, Kind, Result};
+use crate::inspect::check::blob_records::BlobRecords;
 use crate::inspect::check::{Check, Damage};
 use crate::inspect::repair::find::Found;
-use crate::open::blob_tails;
+use crate::open::blob_tails::{self, BlobTails};
 use crate::open::create::{self, JOURNAL};
 use crate::open::directory::lock_shared;
 use crate::open::gate::Consent;
@@ -43,7 +45,7 @@ use crate::open::load::{Loaded, Loader};
 use crate::open::recover;
 use crate::open::recovery_plan::{Listed, PlannedLog, RecoveryPlan, first_log};
 use crate::options::{OpenOptions, WriteOptions};
-use crate::stored_options::StoredOptions;
+use crate::stored_options::{self, StoredOptions};
 use crate::version::{Slot, user_key};
 use crate::write::job::{Job, MadeFiles, remove_made};
 use crate::write::manifest_writer::ManifestWriter;
@@ -51,6 +53,8 @@ use crate::write::pace::BusyTime;
 
 /// The directory for files that a repair drops.
 const LOST: &str = "lost";
+const MISSING_BLOB: &str = "it is missing, with the values in it: their keys stay, and reads of them \
+     return an error";
 /// Most names that one lost file may get.
 const NAMES_MAX: u32 = 1000;
 
@@ -127,6 +131,9 @@ pub async fn repair(
         entries: list(&dir).await?,
         dir,
         stored_options: StoredOptions::default(),
+        references: BTreeMap::new(),
+        damaged_options: Vec::new(),
+        unnamed: Vec::new(),
         report: RepairReport::default(),
         progress: &mut progress,
         next_number: 0,
@@ -139,6 +146,10 @@ pub async fn repair(
 
 async fn list(dir: &Dir) -> Result<Vec<DirEntry>> {
     let listed = dir.list().await;
+    if listed.as_ref().is_err_and(|error| error.kind() == std::io::ErrorKind::NotFound) {
+        let text = format!("{}: no such directory", dir.path().display());
+        return Err(Error::new(Kind::NoDatabase, text));
+    }
     listed.map_err(|e| Error::io(format_args!("cannot list {}", dir.path().display()), &e))
 }
 
@@ -150,6 +161,12 @@ struct Repair<'a> {
     entries: Vec<DirEntry>,
     dir: Dir,
     stored_options: StoredOptions,
+    /// The references of tables to each blob file, if the MANIFEST is rebuilt.
+    references: BTreeMap<u64, u64>,
+    /// Damaged OPTIONS files, which are in no listing any more.
+    damaged_options: Vec<String>,
+    /// Tables and blob files that the MANIFEST does not name, if it is used.
+    unnamed: Vec<String>,
     report: RepairReport,
     progress: &'a mut dyn FnMut(u64, u64),
     /// No file has this number or a larger one.
@@ -162,29 +179,41 @@ struct Repair<'a> {
 impl Repair<'_> {
     async fn run(&mut self, lock: Option<LockGuard>) -> Result<()> {
         self.remove_unfinished().await?;
-        self.stored_options = StoredOptions::read(&self.dir, &self.entries).await?;
+        self.choose_options(&[]).await?;
         let numbers = self.entries.iter().filter_map(|e| FileName::parse(&e.name)?.number());
         self.next_number = numbers.fold(1, |next, number| next.max(number.saturating_add(1)));
-        let tables = self
-            .entries
-            .iter()
-            .filter(|e| matches!(FileName::parse(&e.name), Some(FileName::Sst(_))));
+        let tables = self.entries.iter().filter(|e| {
+            matches!(FileName::parse(&e.name), Some(FileName::Sst(_) | FileName::Blob(_)))
+        });
         self.total = tables.map(|entry| entry.size).sum();
         let found = find::manifest(self.core, &self.dir, &self.entries).await?;
         let (current, mut state, is_rebuilt) = match found {
             Found::Manifest { number, state, why } => {
-                self.report.needed = why.is_some();
+                self.report.needed |= why.is_some();
                 self.report.warnings.extend(why);
                 let mut state = *state;
+                self.unnamed = self.gone(&state);
+                self.unnamed.retain(|name| {
+                    matches!(FileName::parse(name), Some(FileName::Sst(_) | FileName::Blob(_)))
+                });
                 self.drop_unreadable(&mut state).await?;
                 (number, state, false)
             }
-            Found::Nothing { why } => {
+            Found::Nothing { why, known } => {
                 self.report.needed = true;
                 self.report.rebuilt = Some(why);
-                (0, self.state_of_files().await?, true)
+                let state = self.state_of_files(known.as_deref()).await?;
+                let (listed, tails) =
+                    (self.listed(), blob_tails::read(self.core, &self.dir, &state).await?);
+                for family in state.column_families.values() {
+                    self.blob_files(family, &listed, &tails).await;
+                }
+                (0, state, true)
             }
         };
+        let names: Vec<String> =
+            state.column_families.values().map(|family| family.name.clone()).collect();
+        self.choose_options(&names).await?;
         self.next_number = self.next_number.max(state.next_number());
         state.next_file_number = self.next_number;
         let db = self.load(current, &state, lock).await?;
@@ -249,6 +278,31 @@ impl Repair<'_> {
         Ok(())
     }
 
+    /// Takes the newest OPTIONS file that is whole; those after it are lost. Without families, it
+    /// must have all options of those that it names.
+    async fn choose_options(&mut self, families: &[String]) -> Result<()> {
+        loop {
+            let stored = StoredOptions::read(&self.dir, &self.entries).await?;
+            let own = stored.file.iter().flat_map(|file| file.column_family_names());
+            let families = families.iter().map(String::as_str).chain(own);
+            let damaged = stored.name.clone().zip(stored.lacks(families.chain(["default"])));
+            let Some((name, lacks)) = damaged else {
+                self.stored_options = stored;
+                return Ok(());
+            };
+            self.entries.retain(|entry| entry.name != name);
+            self.damaged_options.push(name.clone());
+            let what = match stored_options::newest(&self.entries) {
+                Some(older) => format!("it {lacks}: {older} applies instead, if it is whole"),
+                None => format!(
+                    "it {lacks}: the defaults of RocksDB apply instead, with the comparators of the \
+                     MANIFEST and the merge operators that tables name"
+                ),
+            };
+            self.lose(Loss { file: name, what, ..Loss::default() });
+        }
+    }
+
     fn lose(&mut self, loss: Loss) {
         self.report.needed = true;
         self.report.lost.push(loss);
@@ -257,9 +311,11 @@ impl Repair<'_> {
     /// Takes out of a MANIFEST's state what is missing or cannot be opened.
     async fn drop_unreadable(&mut self, state: &mut ManifestState) -> Result<()> {
         let listed = self.listed();
+        let tails = blob_tails::read(self.core, &self.dir, state).await?;
         for family in state.column_families.values_mut() {
             let Ok(comparator) = family.comparator() else { continue };
             let name = family.name.clone();
+            let records = self.blob_files(family, &listed, &tails).await;
             for level in &mut family.levels {
                 let mut kept = Vec::new();
                 for meta in level.drain(..) {
@@ -271,7 +327,7 @@ impl Repair<'_> {
                     let entry = listed.iter().find(|file| is_table(&file.name, meta.number));
                     let what = match entry {
                         None => Some("it is missing".to_owned()),
-                        Some(file) => self.verify(&file.name, &meta, comparator).await?,
+                        Some(file) => self.verify(&file.name, &meta, comparator, &records).await?,
                     };
                     match what {
                         None => kept.push(meta),
@@ -287,9 +343,7 @@ impl Repair<'_> {
                 let blob = family.blob_files.remove(&number);
                 self.lose(Loss {
                     file: FileName::Blob(number).to_string(),
-                    what: "it is missing, with the values in it: their keys stay, and reads of \
-                           them return an error"
-                        .to_owned(),
+                    what: MISSING_BLOB.to_owned(),
                     column_family: Some(name.clone()),
                     entries: blob.map(|blob| blob.total_count - blob.garbage_count),
                     ..Loss::default()
@@ -324,10 +378,11 @@ impl Repair<'_> {
         name: &str,
         meta: &FileMeta,
         comparator: rocksfmt::Comparator,
+        records: &BlobRecords,
     ) -> Result<Option<String>> {
         let mut check = Check::new(self.core, &self.dir, self.total, &mut *self.progress);
         check.progress_to(self.done);
-        let seen = check.table(name, meta, comparator).await;
+        let seen = check.table(name, meta, comparator, Some(records)).await;
         let damages = check.report.damages;
         self.done += meta.size_bytes;
         match seen {
@@ -338,6 +393,23 @@ impl Repair<'_> {
             Err(error) if error.kind() == Kind::Corruption => Ok(Some(error.to_string())),
             Err(error) => Err(error),
         }
+    }
+
+    /// Reads the blob files of a family. What is damaged stays.
+    pub(super) async fn blob_files(
+        &mut self,
+        family: &ColumnFamily,
+        listed: &[Listed],
+        tails: &BlobTails,
+    ) -> BlobRecords {
+        let mut check = Check::new(self.core, &self.dir, self.total, &mut *self.progress);
+        check.blob_tails.clone_from(tails);
+        check.progress_to(self.done);
+        let records = check.blob_files(family, listed).await;
+        let (damages, done) = (check.report.damages, check.done);
+        self.report.damages.extend(damages);
+        self.done = done;
+        records
     }
 
     fn lose_table(&mut self, family: &str, meta: &FileMeta, what: String) {
@@ -368,7 +440,8 @@ impl Repair<'_> {
         state.wals.clear();
         let consent = Consent { adopt: true };
         let loader = Loader::new(self.core, &self.dir, self.options, Some(consent));
-        let Loaded { db, .. } = loader.given(current, state).load(lock).await?;
+        let Loaded { db, .. } =
+            loader.given(current, state, self.entries.clone()).load(lock).await?;
         let broken = db.version().slots.iter().find_map(|slot| match slot {
             Slot::Broken { error, .. } => Some(error.clone()),
             _ => None,
@@ -456,8 +529,15 @@ impl Repair<'_> {
     /// Makes a state the current one, and removes what it does not name.
     async fn install(&mut self, current: u64, state: &ManifestState, db: &Db) -> Result<()> {
         let io = |e: std::io::Error| Error::io(self.dir.path().display(), &e);
-        let gone = self.gone(state);
+        let mut gone = self.gone(state);
+        gone.extend(self.damaged_options.iter().cloned());
+        self.report.warnings.extend(self.unnamed.iter().map(|name| {
+            format!("{name} is in {LOST}: the MANIFEST does not name it, and needs nothing of it")
+        }));
         self.keep_lost(&gone).await?;
+        if self.entries.iter().any(|entry| entry.name == "CURRENT" && entry.is_dir) {
+            self.move_current().await?;
+        }
         // The names of new tables.
         self.dir.sync().await.map_err(io)?;
         let number = db.new_number();
@@ -470,6 +550,19 @@ impl Repair<'_> {
         }
         self.dir.remove(JOURNAL).await.map_err(io)?;
         self.dir.sync().await.map_err(io)
+    }
+
+    /// Moves a directory with the name CURRENT away: no file can replace it.
+    async fn move_current(&self) -> Result<()> {
+        for copy in 0..NAMES_MAX {
+            let to = format!("{LOST}/CURRENT.{copy}");
+            match self.dir.rename("CURRENT", &to).await {
+                Ok(()) => break,
+                Err(error) if copy + 1 == NAMES_MAX => return Err(Error::io("CURRENT", &error)),
+                Err(_) => {}
+            }
+        }
+        Ok(())
     }
 
     /// The files that a state does not name.

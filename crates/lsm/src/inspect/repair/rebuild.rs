@@ -7,20 +7,20 @@ use std::collections::BTreeMap;
 
 use fs::DirEntry;
 use rocksfmt::{
-    BLOB_HEADER_BYTES, BLOB_RECORD_HEADER_BYTES, BlobFileMeta, BlobHeader, BlobRecord,
-    ColumnFamily, Comparator, FileMeta, FileName, ManifestState, SEQUENCE_MAX,
+    BLOB_FOOTER_BYTES, BLOB_HEADER_BYTES, BLOB_RECORD_HEADER_BYTES, BlobFileMeta, BlobFooter,
+    BlobHeader, BlobRecord, ColumnFamily, Comparator, FileMeta, FileName, ManifestState,
+    SEQUENCE_MAX,
 };
 
 use crate::error::{Error, Kind, Result};
 use crate::inspect::check::Check;
-use crate::inspect::repair::{Loss, Repair};
+use crate::inspect::repair::{Loss, MISSING_BLOB, Repair};
 use crate::open::directory;
 use crate::open::sequential::Sequential;
+use crate::open::unnamed::NO_FAMILY;
 use crate::stored_options::StoredOptions;
 use crate::table::Table;
 
-/// RocksDB's id in tables that belong to no family yet, as SstFileWriter writes them.
-const NO_FAMILY: u64 = i32::MAX as u64;
 const DEFAULT: &str = "default";
 
 /// The families found so far.
@@ -44,10 +44,17 @@ impl Repair<'_> {
     }
 
     /// Reads all tables and blob files, and describes them as a state with everything in level 0.
-    pub(super) async fn state_of_files(&mut self) -> Result<ManifestState> {
+    /// A MANIFEST that lost its end has column families (`known`).
+    pub(super) async fn state_of_files(
+        &mut self,
+        known: Option<&ManifestState>,
+    ) -> Result<ManifestState> {
         let mut families = Families::new();
         let default = comparator_name(&self.stored_options, DEFAULT);
         families.insert(0, family(0, DEFAULT, &default));
+        for known in known.iter().flat_map(|state| state.column_families.values()) {
+            families.insert(known.id, family(known.id, &known.name, &known.comparator_name));
+        }
         let entries = self.entries.clone();
         for entry in &entries {
             let Some(FileName::Sst(number)) = FileName::parse(&entry.name) else { continue };
@@ -64,6 +71,7 @@ impl Repair<'_> {
                 family.blob_files.insert(number, blob);
             }
         }
+        self.note_missing_blobs(&families);
         self.drop_families(&mut families);
         self.families_of_options(&mut families);
         let metas = families.values().flat_map(|family| family.files().map(|(_, meta)| meta));
@@ -102,8 +110,12 @@ impl Repair<'_> {
         let total = self.total;
         let mut check = Check::new(self.core, &self.dir, total, &mut *self.progress);
         check.progress_to(self.done);
-        let seen = check.table(&entry.name, &meta, comparator).await?;
+        let seen = check.table(&entry.name, &meta, comparator, None).await?;
         let damages = check.report.damages;
+        let oldest_blob_file = seen.oldest_blob_file();
+        for (&file, references) in &seen.blob_files {
+            *self.references.entry(file).or_default() += references;
+        }
         let (Some((smallest_sequence, largest_sequence)), false) =
             (seen.sequences, seen.smallest.is_empty())
         else {
@@ -146,7 +158,7 @@ impl Repair<'_> {
             largest: seen.largest,
             smallest_sequence,
             largest_sequence,
-            oldest_blob_file: seen.oldest_blob_file,
+            oldest_blob_file,
             ..meta
         });
         if ingested && largest_sequence == 0 {
@@ -156,6 +168,20 @@ impl Repair<'_> {
             ));
         }
         Ok(())
+    }
+
+    /// Notes the blob files that are missing, although tables refer to them.
+    fn note_missing_blobs(&mut self, families: &Families) {
+        for (number, references) in std::mem::take(&mut self.references) {
+            let file = FileName::Blob(number).to_string();
+            let is_there = families.values().any(|family| family.blob_files.contains_key(&number));
+            // A damaged one is noted already.
+            if number == 0 || is_there || self.report.lost.iter().any(|loss| loss.file == file) {
+                continue;
+            }
+            let what = MISSING_BLOB.to_owned();
+            self.lose(Loss { file, what, entries: Some(references), ..Loss::default() });
+        }
     }
 
     /// A blob file's family, and its whole records.
@@ -191,6 +217,16 @@ impl Repair<'_> {
             if blob.total_count.is_multiple_of(256) {
                 self.core.checkpoint().await;
             }
+        }
+        // We wrote it, and a crash left it open: the next opening for writing ends it.
+        let reserved = BlobFileMeta::reserved(number, shared.size());
+        if let Some(at) = shared.size().checked_sub(BLOB_FOOTER_BYTES as u64)
+            && blob.total_count < reserved.total_count
+            && let Ok(footer) =
+                BlobFooter::parse(&file.bytes(at, BLOB_FOOTER_BYTES).await.map_err(io)?)
+            && footer.count == reserved.total_count
+        {
+            blob = reserved;
         }
         Ok((header.column_family_id, blob))
     }

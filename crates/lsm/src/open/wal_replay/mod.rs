@@ -93,6 +93,8 @@ pub(crate) struct WalReplay {
     /// The error of [`WalReplay::record`] was that of a batch that names values that were never
     /// durable.
     pub lacks_values: bool,
+    /// The logs before are not missed.
+    is_alone: bool,
     /// The gap in this log, if one was met: the records now being read come after it.
     torn: Option<TornGroup>,
 }
@@ -118,6 +120,7 @@ impl WalReplay {
             marked: false,
             blob_tails: BlobTails::new(),
             lacks_values: false,
+            is_alone: false,
             torn: None,
         }
     }
@@ -130,6 +133,12 @@ impl WalReplay {
     /// Lets needed logs be empty, as with RocksDB's `avoid_flush_during_recovery`.
     pub fn empty_logs_may_count(&mut self) {
         self.chain.lenient();
+    }
+
+    /// Takes each log whatever the logs before it hold.
+    pub fn logs_are_alone(&mut self) {
+        self.chain.alone();
+        self.is_alone = true;
     }
 
     /// The last sequence so far.
@@ -364,6 +373,7 @@ impl WalReplay {
         }
         if let Some(before) = reader.predecessor()
             && before.number >= self.first_number
+            && !self.is_alone
             && self.previous != Some(before.number)
         {
             return Err(Error::new(
@@ -424,7 +434,7 @@ impl WalReplay {
 }
 
 /// All sequences up to here are in tables, or never existed.
-fn covered(state: &ManifestState) -> u64 {
+pub(crate) fn covered(state: &ManifestState) -> u64 {
     let files = state.column_families.values().flat_map(|family| family.files());
     let largest = files.map(|(_, file)| file.largest_sequence).max();
     state.last_sequence.max(largest.unwrap_or(0))
