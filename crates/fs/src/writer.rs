@@ -1,8 +1,8 @@
 //! Sequential writing of a whole file: SST files, manifests, blob files.
 //!
 //! Appended data gathers in a buffer of [`CHUNK`] bytes. Full buffers are written while the next
-//! one fills: up to [`WRITES_MAX`] at a time, fewer if memory is short. An append waits for the disk
-//! when no buffer is left.
+//! one fills: up to [`WRITES_MAX`] at a time, fewer if memory is short. An append waits for the
+//! disk when no buffer is left.
 //!
 //! A direct file is written in whole blocks. A sync in mid-block writes that block padded with
 //! zeroes; later appends rewrite it in place, with the same beginning. Until [`FileWriter::finish`]

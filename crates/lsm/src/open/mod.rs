@@ -3,8 +3,9 @@
 //! `directory` looks at the directory first. `load` makes the state that all cores share:
 //! `recovery_plan` decides from the MANIFEST and a listing what to read, `recover` reads it,
 //! `wal_replay` and `log_chain` judge the logs, `blob_tails` the blob files that they refer to;
-//! `unnamed` finds tables that a MANIFEST without its end does not name. An opening for writing asks `gate` before it changes anything; then `create`, `adopt` and
-//! `long_logs` write, through `write`.
+//! `unnamed` finds tables that a MANIFEST without its end does not name. An opening for writing
+//! asks `gate` before it changes anything; then `create`, `adopt` and `long_logs` write, through
+//! `write`.
 //!
 //! It may use `write`, `read` and what all rooms share. Only `inspect` uses it.
 

@@ -465,8 +465,8 @@ impl LevelIter {
         moved.map_err(|e| self.format(&e))
     }
 
-    /// Moves one entry in a direction. Suspends for the next block. Whether the entry is in the same
-    /// block.
+    /// Moves one entry in a direction. Suspends for the next block. Whether the entry is in the
+    /// same block.
     pub async fn step(&mut self, direction: Direction) -> Result<bool> {
         if direction != self.direction {
             self.turn(direction).await?;

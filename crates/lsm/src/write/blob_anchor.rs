@@ -59,9 +59,9 @@ pub(crate) fn keep(state: &ManifestReplay, edit: &mut VersionEdit, in_logs: &[u6
     Ok(())
 }
 
-/// Makes the links to a blob file true again, if a table refers to it: then the file needs no anchor.
-/// `own` has the tables' own links by their numbers; those of `state` may be an anchor's. Returns
-/// whether all links to the file are true then.
+/// Makes the links to a blob file true again, if a table refers to it: then the file needs no
+/// anchor. `own` has the tables' own links by their numbers; those of `state` may be an anchor's.
+/// Returns whether all links to the file are true then.
 pub(crate) fn release(
     state: &ManifestReplay,
     own: &BTreeMap<u64, u64>,

@@ -14,9 +14,10 @@
 //! - A batch is acknowledged after its group is in the log as promised.
 //! - The MANIFEST is durable before a log that it makes obsolete is removed.
 //! - After a failed write of a log, a blob file or the MANIFEST it is unknown how much of it is on
-//!   the disk. A new file takes the place of the failed one, from what is in memory, before anything
-//!   that depends on the failed write is acknowledged (`commit.rs`, `blob_writer.rs`,
-//!   `manifest_writer.rs`). All reserve space before they are written, so a full disk is met earlier (`retry.rs`).
+//!   the disk. A new file takes the place of the failed one, from what is in memory, before
+//!   anything that depends on the failed write is acknowledged (`commit.rs`, `blob_writer.rs`,
+//!   `manifest_writer.rs`). All reserve space before they are written, so a full disk is met
+//!   earlier (`retry.rs`).
 
 use std::pin::{Pin, pin};
 use std::rc::Rc;
@@ -487,8 +488,8 @@ impl Writer {
         self.hand_over().await
     }
 
-    /// As [`Writer::close`], but all writes stay in the log: for a successor that opens the database
-    /// at once.
+    /// As [`Writer::close`], but all writes stay in the log: for a successor that opens the
+    /// database at once.
     ///
     /// # Errors
     /// Those of [`Writer::close`].

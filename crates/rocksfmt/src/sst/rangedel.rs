@@ -305,8 +305,8 @@ struct Bounds {
     largest_is_exclusive: bool,
 }
 
-/// Reads a range-deletion block in steps of less than a millisecond, like [`RangeTombstones::parse`].
-/// The block is passed to each.
+/// Reads a range-deletion block in steps of less than a millisecond, like
+/// [`RangeTombstones::parse`]. The block is passed to each.
 #[derive(Debug)]
 pub struct RangeTombstonesParsing {
     layout: BlockLayout,

@@ -5,8 +5,8 @@
 //!    checksums of all blocks, including filters and partitions; that entries are in strict order
 //!    and inside the file's bounds; that counts match the properties; and that the table's own
 //!    filter finds every key.
-//! 3. Every live blob file is read record by record, before the tables: each reference in them
-//!    must name a record, with its key and length.
+//! 3. Every live blob file is read record by record, before the tables: each reference in them must
+//!    name a record, with its key and length.
 //! 4. The OPTIONS file must be whole: writers refuse a part of one.
 //!
 //! Damage does not end the check: it is noted with file and offset, and the check continues.

@@ -1,8 +1,8 @@
 //! Makes a damaged directory a database again: `millrace kv check --repair`.
 //!
 //! 1. The state is that of the MANIFEST, if one can be read and has not lost its end
-//!    (`open::unnamed`). Otherwise it is rebuilt from the tables (`rebuild`): they go into levels by their sequences (`place`), and those that have no
-//!    order are merged first.
+//!    (`open::unnamed`). Otherwise it is rebuilt from the tables (`rebuild`): they go into levels
+//!    by their sequences (`place`), and those that have no order are merged first.
 //! 2. What is missing, or cannot be opened, leaves the state. A table with some damaged blocks
 //!    stays: it stops only the keys in them.
 //! 3. Logs stay as they are, if they can be replayed on the state. Otherwise they become tables

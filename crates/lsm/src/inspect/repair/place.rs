@@ -71,8 +71,8 @@ struct Skyline<'a> {
     order: Comparator,
     /// The bounds, ascending.
     keys: Vec<&'a [u8]>,
-    /// Node 1 is the root; the children of `n` are `2n` and `2n + 1`. The joined tops of everything
-    /// in the node's range.
+    /// Node 1 is the root; the children of `n` are `2n` and `2n + 1`. The joined tops of
+    /// everything in the node's range.
     inside: Vec<Top>,
     /// The joined tops of tables that span the node's whole range, but not that of its parent.
     across: Vec<Top>,

@@ -79,8 +79,8 @@ pub(super) struct Merging {
 /// The next entry of a source.
 #[derive(Clone, Copy)]
 struct Head {
-    /// The eight bytes of its user key behind the common ones, as a number in the keys' order. Most
-    /// comparisons need no more, and do not touch the source.
+    /// The eight bytes of its user key behind the common ones, as a number in the keys' order.
+    /// Most comparisons need no more, and do not touch the source.
     number: u64,
     source: usize,
 }
@@ -201,8 +201,8 @@ impl Merging {
     }
 }
 
-/// The first eight bytes of a user key as a number: if the numbers of two keys differ, they have the
-/// order of the keys.
+/// The first eight bytes of a user key as a number: if the numbers of two keys differ, they have
+/// the order of the keys.
 fn number(key: &[u8], comparator: Comparator) -> u64 {
     let mut bytes = [0; 8];
     let len = key.len().min(8);

@@ -1,6 +1,6 @@
-//! Files that are full of tombstones: scans pass all of them, and what they delete takes space. They
-//! go down, level by level, when nothing is due for its size, until they meet what they delete in
-//! the deepest level, where both are dropped.
+//! Files that are full of tombstones: scans pass all of them, and what they delete takes space.
+//! They go down, level by level, when nothing is due for its size, until they meet what they delete
+//! in the deepest level, where both are dropped.
 //!
 //! A file is left where it is if its merge would mostly rewrite entries that stay: tombstones that
 //! lie far apart cost a scan little.

@@ -231,7 +231,8 @@ impl SstBuilder {
             };
             let (key, mut end) = std::mem::take(&mut self.tombstones[at as usize]);
             done += 1;
-            // Of equal ranges at the same sequence one is enough; of two ends the larger one counts.
+            // Of equal ranges at the same sequence one is enough; of two ends the larger one
+            // counts.
             while let Some(&next) = order.get(done)
                 && self.tombstones[next as usize].0 == key
             {
