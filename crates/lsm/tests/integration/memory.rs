@@ -35,7 +35,11 @@ fn indexes_and_filters_that_do_not_fit_are_read_on_demand() {
                 assert!(writer.stats().merges > 0);
                 let memory = db.memory();
                 match memory_bytes {
-                    BYTES => assert!(memory.tables <= BYTES && memory.tables_on_demand > 0),
+                    BYTES => {
+                        // What a table cannot do without may exceed the limit.
+                        let fits = memory.tables <= 2 * BYTES && memory.tables_on_demand > 0;
+                        assert!(fits, "{memory:?} {:?}", writer.stats());
+                    }
                     _ => assert!(memory.tables > BYTES && memory.tables_on_demand == 0),
                 }
                 model

@@ -236,6 +236,10 @@ fn a_blob_file_left_open_is_whole_after_a_rebuild() {
             let open = Db::open_for_writing(&core, &path, OpenOptions::default(), write);
             let (_db, writer) = open.await.unwrap();
             writer.put(b"last", &[b'x'; 3000]).await.unwrap();
+            // Else the copy may have half a file of the garbage collection.
+            while !writer.is_quiesced() {
+                core.sleep_ns(1_000_000).await;
+            }
             let crashed = copy(&path, "repair-open-crashed");
             writer.close().await.unwrap();
             crashed
