@@ -3,11 +3,10 @@
 //! One core owns the database, and several of its tasks write: batches of puts, deletes and range
 //! deletes, with values from 10 bytes to 100 KB, into memtables so small that they are switched,
 //! flushed and merged all the time. In every third world the keys are spread over several column
-//! families, and another one comes and goes while the disk is sound (`families.rs`). In three of
-//! seven worlds merges are paused, limited, requested and cancelled. In three of four pairs of
-//! worlds large values go to blob files, and the garbage in these is collected. The MANIFEST is
-//! replaced when it has grown. All cores read. Processes run one after the other on the same disk,
-//! each at its own durability:
+//! families, and another one comes and goes (`families.rs`). In three of seven worlds merges are
+//! paused, limited, requested and cancelled. In three of four pairs of worlds large values go to
+//! blob files, and the garbage in these is collected. The MANIFEST is replaced when it has grown.
+//! All cores read. Processes run one after the other on the same disk, each at its own durability:
 //!
 //! 1. It opens the database and compares it with the list. Batches are ordered at their submission,
 //!    so the contents must be those of the first n batches: whole batches, without a gap, including
@@ -966,7 +965,7 @@ impl Process {
             let write = async move { this.write(&handle, &writer).await };
             writers.push(core.spawn(Class::Foreground, write));
         }
-        if self.families > 1 && self.sound {
+        if self.families > 1 {
             let (this, handle, writer) = (self.clone(), core.clone(), writer.clone());
             let change = async move { this.change_families(&handle, &writer).await };
             writers.push(core.spawn(Class::Foreground, change));

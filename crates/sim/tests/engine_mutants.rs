@@ -36,8 +36,13 @@ const FLAWS: [Flaw; 23] = [
 ];
 
 /// Mutants of healing after failed writes.
-const OF_HEALING: [&str; 4] =
-    ["heals_at_once", "unknown_is_refused", "broken_log_goes_first", "values_stay_in_failed_file"];
+const OF_HEALING: [&str; 5] = [
+    "heals_at_once",
+    "unknown_is_refused",
+    "broken_log_goes_first",
+    "values_stay_in_failed_file",
+    "failed_log_is_divided",
+];
 
 /// Mutants that only the scenario of the MANIFEST finds.
 const OF_MANIFEST: [&str; 3] =

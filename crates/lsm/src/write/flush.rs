@@ -12,11 +12,17 @@
 //! If the values of a blob file cannot be made durable, they are copied from it into the tables:
 //! those are written again.
 //!
+//! If the tables of some family cannot be written, the change covers the families before it, and
+//! the others still need the logs. That is correct only if all batches in the tables are in durable
+//! logs, and nothing else is. The logs of a failed or recovered generation, and those at
+//! `process`, give no such certainty: then the tables wait until one change can name all of them.
+//!
 //! A table that no record names is removed at the next opening.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use fs::NamesMark;
 use rocksfmt::{
     BlobIndex, FileMeta, FileName, Fragments, RangeDelAggregator, ValueType, VersionEdit, pack,
     unpack,
@@ -54,8 +60,7 @@ pub(crate) async fn run(state: &WriteState) {
 
 async fn all_generations(state: &WriteState) -> Result<()> {
     let none = || state.flushes.waiting.borrow().is_empty();
-    // The families of the first generation that are flushed, if others failed.
-    let mut done = Vec::new();
+    let mut progress = Progress::default();
     loop {
         // Until the MANIFEST is replaced, tables would be written in vain.
         let waits = || none() || state.retries.error(Task::Manifest).is_some();
@@ -67,10 +72,10 @@ async fn all_generations(state: &WriteState) -> Result<()> {
         let generation = {
             let waiting = state.flushes.waiting.borrow();
             let Some(first) = waiting.front() else { continue };
-            Generation { mems: first.mems.clone(), log: None, ..*first }
+            Generation { mems: first.mems.clone(), log: first.log.clone(), ..*first }
         };
         let since_ns = state.core.now_ns();
-        let failure = match generation_to_tables(state, &generation, &mut done).await {
+        let failure = match generation_to_tables(state, &generation, &mut progress).await {
             Ok(Outcome::Done) => None,
             Ok(Outcome::Again) => continue,
             Ok(Outcome::Ended) => return Ok(()),
@@ -96,7 +101,7 @@ async fn all_generations(state: &WriteState) -> Result<()> {
             None => {}
         }
         state.note_success(Task::Flush);
-        done.clear();
+        progress = Progress::default();
         state.flushes.waiting.borrow_mut().pop_front();
         state.set_paces();
         state.flushes.done.set(state.flushes.done.get() + 1);
@@ -113,6 +118,37 @@ pub(crate) struct Flushed {
     pub blobs: BlobMeter,
 }
 
+/// What is done of a generation when the tables of some family could not be written.
+#[derive(Default)]
+struct Progress {
+    /// The families whose tables the MANIFEST names.
+    done: Vec<u32>,
+    /// Tables that it does not name yet.
+    kept: Option<Kept>,
+}
+
+/// Tables that wait for those of the other families.
+struct Kept {
+    all: Vec<Flushed>,
+    /// Before the first of them.
+    mark: NamesMark,
+    /// The failures of blob files then.
+    blob_failures: u64,
+}
+
+impl Kept {
+    fn new(state: &WriteState) -> Kept {
+        let (mark, blob_failures) = (state.dir.mark(), state.blobs.failures());
+        Kept { all: Vec::new(), mark, blob_failures }
+    }
+
+    /// Removes the tables.
+    fn remove(&self, state: &WriteState) {
+        let tables = self.all.iter().flat_map(|family| &family.tables);
+        state.remove_files(tables.map(|table| FileName::Sst(table.meta.number)).collect());
+    }
+}
+
 /// The result of an attempt to flush a generation.
 enum Outcome {
     Done,
@@ -125,17 +161,17 @@ enum Outcome {
 }
 
 /// Writes the tables of all families, then one change of the MANIFEST. If the tables of a family
-/// cannot be written, the change covers the families before it. Only an error that is not transient
-/// ends writing.
+/// cannot be written, the change covers the families before it, or their tables are kept for the
+/// next attempt. Only an error that is not transient ends writing.
 async fn generation_to_tables(
     state: &WriteState,
     generation: &Generation,
-    done: &mut Vec<u32>,
+    progress: &mut Progress,
 ) -> Result<Outcome> {
-    let mark = state.dir.mark();
+    let mut kept = progress.kept.take().unwrap_or_else(|| Kept::new(state));
+    let written: BTreeSet<u32> = kept.all.iter().map(|family| family.id).collect();
     let families: Vec<u32> = state.db.version().families.iter().map(|family| family.id).collect();
-    let (failures, failed) = (state.blobs.failures(), state.blobs.failed());
-    let mut all = Vec::new();
+    let failed = state.blobs.failed();
     let mut failure = None;
     let mut mems_of: BTreeMap<u32, Vec<Arc<Mem>>> = BTreeMap::new();
     for (family, mem) in &generation.mems {
@@ -146,11 +182,13 @@ async fn generation_to_tables(
             state.core.checkpoint().await;
         }
         let mems = mems_of.remove(&id).unwrap_or_default();
-        if is_cleared(state, generation, id) || done.contains(&id) {
+        let is_done = written.contains(&id) || progress.done.contains(&id);
+        if is_done || is_cleared(state, generation, id) {
             continue;
         }
         if !mems.iter().any(|mem| has_entries(mem)) {
-            all.push(Flushed { id, mems, tables: Vec::new(), blobs: BlobMeter::default() });
+            let (tables, blobs) = (Vec::new(), BlobMeter::default());
+            kept.all.push(Flushed { id, mems, tables, blobs });
             continue;
         }
         let (version, own) = (state.db.version(), mems.clone());
@@ -160,7 +198,7 @@ async fn generation_to_tables(
             async move |job: Job| tables(&job, &version, id, &own, began, &pace, &copied).await;
         let grace_ns = if state.flushes.done.get() == 0 { FIRST_GRACE_NS } else { 0 };
         match job::run(state, JobCore::Flush, grace_ns, work).await {
-            Ok(Some((tables, blobs))) => all.push(Flushed { id, mems, tables, blobs }),
+            Ok(Some((tables, blobs))) => kept.all.push(Flushed { id, mems, tables, blobs }),
             // The next opening removes the tables: no record names them.
             Ok(None) => return Ok(Outcome::Ended),
             Err(error) => {
@@ -169,15 +207,24 @@ async fn generation_to_tables(
             }
         }
     }
-    if all.iter().any(|family| !family.tables.is_empty()) {
+    if !generation.may_be_divided()
+        && !mutant("failed_log_is_divided")
+        && let Some(error) = failure
+    {
+        match error.kind() {
+            Kind::Full => kept.remove(state),
+            _ => progress.kept = Some(kept),
+        }
+        return Ok(Outcome::Failed(error));
+    }
+    if kept.all.iter().any(|family| !family.tables.is_empty()) {
         state.sync_blob_files().await;
-        let synced = match state.blobs.failures() == failures {
-            true => state.sync_names(mark).await.map(|()| true),
+        let synced = match state.blobs.failures() == kept.blob_failures {
+            true => state.sync_names(kept.mark).await.map(|()| true),
             false => Ok(false),
         };
         if !matches!(synced, Ok(true)) {
-            let tables = all.iter().flat_map(|family| &family.tables);
-            state.remove_files(tables.map(|table| FileName::Sst(table.meta.number)).collect());
+            kept.remove(state);
             return synced.map(|_| Outcome::Again);
         }
     }
@@ -187,9 +234,9 @@ async fn generation_to_tables(
         // Another task removes them.
         state.core.sleep_ns(1_000_000).await;
     }
-    let ids: Vec<u32> = all.iter().map(|family| family.id).collect();
-    install(state, generation, all, failure.is_none()).await?;
-    done.extend(ids);
+    let ids: Vec<u32> = kept.all.iter().map(|family| family.id).collect();
+    install(state, generation, kept.all, failure.is_none()).await?;
+    progress.done.extend(ids);
     if !first && failure.is_none() {
         state.remove_logs_of(generation).await;
     }

@@ -180,6 +180,14 @@ pub(crate) struct Generation {
     pub began: u64,
 }
 
+impl Generation {
+    /// Whether its log is durable and holds nothing else. Only then may some families have tables
+    /// while the others need the log: a crash could leave a batch in some of its families only.
+    pub fn may_be_divided(&self) -> bool {
+        self.log_number.is_some() && !self.log_failed && self.log.is_none()
+    }
+}
+
 impl WriteState {
     pub fn new(
         core: &Core,
