@@ -227,7 +227,7 @@ fn a_rebuilt_manifest_lists_missing_blob_files() {
 /// A crash leaves a blob file with room after its values.
 #[test]
 fn a_blob_file_left_open_is_whole_after_a_rebuild() {
-    let dir = with_blobs("repair-open");
+    let dir = fresh_dir("repair-open");
     let path = dir.clone();
     let crashed = on_one_core(move |core| {
         let path = path.clone();
@@ -235,12 +235,17 @@ fn a_blob_file_left_open_is_whole_after_a_rebuild() {
             let write = WriteOptions { blob_min: Some(1000), ..options() };
             let open = Db::open_for_writing(&core, &path, OpenOptions::default(), write);
             let (_db, writer) = open.await.unwrap();
-            writer.put(b"last", &[b'x'; 3000]).await.unwrap();
-            // Else the copy may have half a file of the garbage collection.
+            // Without garbage: a copy may have half a file of its collection.
+            for n in 0..300 {
+                let value = format!("{n:010}").repeat(200);
+                writer.put(format!("key{n:05}").as_bytes(), value.as_bytes()).await.unwrap();
+            }
             while !writer.is_quiesced() {
                 core.sleep_ns(1_000_000).await;
             }
+            writer.put(b"last", &[b'x'; 3000]).await.unwrap();
             let crashed = copy(&path, "repair-open-crashed");
+            assert!(writer.stats().blob_values > 100, "{:?}", writer.stats());
             writer.close().await.unwrap();
             crashed
         }
