@@ -1,5 +1,6 @@
 """Runs the `millrace` binary: one command, or a node that serves until the test ends."""
 
+import itertools
 import json
 import os
 import pathlib
@@ -63,11 +64,31 @@ def pairs_of(output):
     return pairs
 
 
+def ports():
+    """Ports of 127.0.0.1, each once. The system gives none of them to a client or to a listener that asks for any port,
+    because they lie below its range for those. Each worker of the tests has 1,000 of its own, and starts somewhere among
+    them, for another run of the tests beside this one."""
+    lowest = int(pathlib.Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    first = lowest - 1000 * (worker + 1)
+    assert first >= 1024, f"no ports are left for worker {worker} below {lowest}"
+    for number in itertools.count(os.getpid()):
+        yield first + number % 1000
+
+
+PORTS = ports()
+
+
 def free_port():
-    """A free port of 127.0.0.1."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    """A port of 127.0.0.1 at which nobody listens, another one each time."""
+    for port in PORTS:
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port
 
 
 def serving(pid):
