@@ -363,6 +363,52 @@ def test_every_writing_command_is_refused(tmp_path):
         assert (snapshot(data), snapshot(tmp_path / "wal")) == before, words
 
 
+WRONG = [
+    (["kv", "column-families", "create", "other"], "there is one of that name"),
+    (["kv", "column-families", "drop", "default"], "cannot be dropped"),
+    (["kv", "column-families", "drop", "none"], "no column family is named 'none': the database has: default, other, odd"),
+    (["kv", "compact", "--column-family", "none"], "'none'"),
+    (["kv", "compact", "--column-family", "odd"], r"test\.Comparator"),
+    (["kv", "put", "a", "b", "--column-family", "none"], "'none'"),
+    (["kv", "put", "a", "b", "--column-family", "odd"], r"test\.Comparator"),
+    (["kv", "del", "key00001", "--column-family", "none"], "'none'"),
+    (["kv", "import", "PAIRS", "--column-family", "none"], "'none'"),
+    (["kv", "import", "BAD"], "line 1"),
+    (["kv", "ingest", "TABLE", "--column-family", "none"], "'none'"),
+    (["kv", "ingest", "BAD", "--no-verify"], "BAD"),
+    (["kv", "ingest", "DB_TABLE", "--no-verify"], "was not made by RocksDB's SstFileWriter"),
+    (["kv", "ingest", "TABLE", "TABLE"], "two of the files overlap"),
+    (["serve", "--listen", "127.0.0.1:0", "--column-family", "none"], "'none'"),
+    (["serve", "--listen", "127.0.0.1:0", "--column-family", "odd"], r"test\.Comparator"),
+]
+
+
+@pytest.mark.parametrize("words, pattern", WRONG, ids=lambda value: " ".join(value[:3]) if isinstance(value, list) else "")
+def test_a_command_that_cannot_be_obeyed_changes_nothing(words, pattern, tmp_path):
+    data = tmp_path / "db"
+    make(data, flush=True)
+    with rocksdb78.opened(data) as database:
+        database.create_family("other", rocksdb78.options())
+        database.create_family("odd", rocksdb78.options(comparator=rocksdb78.comparator()))
+        # In the log, and nothing of the family whose writes would be lost with it.
+        database.put(b"in the log", b"value")
+    files = {name: tmp_path / name for name in ("PAIRS", "BAD", "TABLE")} | {"DB_TABLE": next(data.glob("*.sst"))}
+    files["PAIRS"].write_text("a\tb\n")
+    files["BAD"].write_text("no pair\n")
+    databases.ldb(tmp_path / "unused", "--create_if_missing", "write_extern_sst", files["TABLE"], text="a ==> 1\n")
+    words = [files.get(word, word) for word in words]
+    for has_lock in (True, False):
+        if not has_lock:
+            (data / "LOCK").unlink()
+        before = snapshot(tmp_path)
+        said = millrace.fail(*words, "--data", data)
+        assert re.search(pattern, said), said
+        assert snapshot(tmp_path) == before, said
+    if "none" in words or "import" in words:
+        millrace.fail(*words, "--data", tmp_path / "new")
+        assert not (tmp_path / "new").exists()
+
+
 def obeyed(path, families=("default",), count=300, **options):
     """Writes with RocksDB, with us and with RocksDB again; each finds all keys."""
     made = {name: rocksdb78.options(**options) for name in families}

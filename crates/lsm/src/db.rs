@@ -12,11 +12,12 @@ use arc_swap::ArcSwap;
 use fs::LockGuard;
 use rocksfmt::{ManifestState, SstIdentity};
 
+use crate::error::{Error, Kind, Result};
 use crate::options::OpenOptions;
 use crate::recycled_tables::RecycledTables;
 use crate::stored_options::StoredOptions;
 use crate::table_memory::TableMemory;
-use crate::version::{Slot, Version};
+use crate::version::{Family, Slot, Version};
 
 /// Names a column family; 0 is "default".
 pub type CfId = u32;
@@ -127,6 +128,16 @@ impl Db {
             .collect()
     }
 
+    /// The column family with a name, which can be read and written.
+    ///
+    /// # Errors
+    /// [`Kind::UnknownColumnFamily`], with the names that there are; else why it is refused.
+    pub fn column_family(&self, name: &str) -> Result<CfId> {
+        let version = self.version();
+        let family = named(&version, name)?;
+        version.family(family.id).map(|family| family.id)
+    }
+
     /// Problems that the opening found and that did not prevent it.
     pub fn warnings(&self) -> &[String] {
         &self.0.warnings
@@ -210,4 +221,24 @@ impl Db {
     pub(crate) fn next_file(&self) -> u64 {
         self.0.next_file.load(Ordering::Relaxed)
     }
+}
+
+/// The column family with a name.
+///
+/// # Errors
+/// [`Kind::UnknownColumnFamily`], with the names that there are.
+pub(crate) fn named<'a>(version: &'a Version, name: &str) -> Result<&'a Family> {
+    const NAMES_MAX: usize = 20;
+    let families = &version.families;
+    if let Some(family) = families.iter().find(|family| family.name == name) {
+        return Ok(family);
+    }
+    let names: Vec<&str> = families.iter().take(NAMES_MAX).map(|family| &*family.name).collect();
+    let more = match families.len().saturating_sub(NAMES_MAX) {
+        0 => String::new(),
+        more => format!(" and {more} more"),
+    };
+    let names = names.join(", ");
+    let what = format!("no column family is named '{name}': the database has: {names}{more}");
+    Err(Error::new(Kind::UnknownColumnFamily, what))
 }

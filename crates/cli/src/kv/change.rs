@@ -1,6 +1,7 @@
 //! The `kv` commands that write to a directory: a core of this process opens it as a node would,
 //! with the exclusive lock, so that the number of keys stays exact.
 
+use std::cell::Cell;
 use std::collections::VecDeque;
 use std::future::Future;
 use std::path::PathBuf;
@@ -10,7 +11,6 @@ use ::kv::{Answer, Change, Shard};
 use lsm::{CfId, Db, Durability, IterOptions, OpenOptions, WriteOptions};
 use reactor::Core;
 
-use super::families::family_of;
 use super::import::{Imported, Input, Reading};
 use super::steps::Step;
 use crate::args::Target;
@@ -41,21 +41,14 @@ struct Opened {
 async fn open(core: &Core, target: &Target, write: WriteOptions) -> Result<Opened, Failure> {
     let path = target.location.data.clone().expect("the parser requires a place");
     let options = OpenOptions { cache_bytes: POOL_BYTES / 4, ..OpenOptions::default() };
-    // A new database has the default family only.
-    let may_create = target.column_family.as_deref().is_none_or(|name| name == "default");
-    let create = write.create && may_create;
-    let write = WriteOptions { adopt: target.adopt, create, ..write };
-    let (db, writer) = node::open_for_writing(core, &path, options, write).await?;
-    match family_of(&db, target.column_family.as_deref()) {
-        Ok(family) => {
-            let shard = Shard::of_family(core, db.attach(core), writer, family);
-            Ok(Opened { path, shard, db, family })
-        }
-        Err(unknown) => {
-            writer.close().await.map_err(|error| node::explain(&path, &error))?;
-            Err(unknown)
-        }
-    }
+    let write = WriteOptions { adopt: target.adopt, ..write };
+    let name = target.column_family.as_deref().unwrap_or("default");
+    let family = Cell::new(0);
+    let agrees = async |db: Option<&Db>| Ok(family.set(node::family_of(db, name)?));
+    let (db, writer) = node::open_for_writing(core, &path, options, write, agrees).await?;
+    let family = family.get();
+    let shard = Shard::of_family(core, db.attach(core), writer, family);
+    Ok(Opened { path, shard, db, family })
 }
 
 impl Opened {
@@ -107,8 +100,9 @@ pub fn delete(keys: Vec<Vec<u8>>, target: Target) -> Result<u64, Failure> {
 pub fn import(input: Input, resume: bool, target: Target) -> Result<Imported, Failure> {
     let io = target.io;
     on_core(io, async move |core| {
-        // Before the database is created: a missing input should leave nothing behind.
+        // Before anything is written: an input without an entry should change nothing.
         let mut input = Sorted::new(input.open()?);
+        input.look_ahead()?;
         let write = WriteOptions { durability: Durability::Process, ..WriteOptions::default() };
         let opened = open(&core, &target, write).await?;
         let mut imported = Imported::default();
@@ -245,6 +239,13 @@ impl Sorted {
             (None, Some(mistake)) => Err(mistake),
             (None, None) => self.input.next(),
         }
+    }
+
+    /// Reads the first entry, unless it has been read.
+    fn look_ahead(&mut self) -> Result<(), Failure> {
+        let first = self.next()?;
+        first.into_iter().for_each(|step| self.put_back(step));
+        Ok(())
     }
 
     fn put_back(&mut self, step: Step) {

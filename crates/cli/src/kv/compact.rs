@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use ::kv::Shard;
 use indicatif::ProgressBar;
-use lsm::{CompactionWatch, WriteOptions};
+use lsm::{CfId, CompactionWatch, Db, WriteOptions};
 use node::{Request, Size};
 use reactor::{Class, Core, timeout};
 use serde_json::{Value, json};
@@ -131,9 +131,11 @@ async fn in_directory(
     interrupted: &Cell<bool>,
 ) -> Result<Value, Failure> {
     let write = WriteOptions { create: false, adopt: args.adopt, ..WriteOptions::default() };
-    let (db, writer) = open_closed(core, data, write).await?;
+    let family = Cell::new(0);
+    let agrees = async |db: Option<&Db>| Ok(family.set(node::family_of(db, &args.column_family)?));
+    let (db, writer) = open_closed(core, data, write, agrees).await?;
     let shard = Shard::new(core, db.attach(core), writer);
-    let done = compacted(core, &shard, &args.column_family, range, interrupted).await;
+    let done = compacted(core, &shard, family.get(), range, interrupted).await;
     let closed = shard.close().await;
     let done = done?;
     closed.map_err(|error| node::explain(data, &error))?;
@@ -143,17 +145,13 @@ async fn in_directory(
 async fn compacted(
     core: &Core,
     shard: &Shard,
-    column_family: &str,
+    family: CfId,
     range: &Range,
     interrupted: &Cell<bool>,
 ) -> Result<Value, Failure> {
-    let families = shard.column_families();
-    let found = families.iter().find(|family| family.name == column_family);
-    let family = found
-        .ok_or_else(|| Failure::new(format!("no column family is named '{column_family}'")))?;
     let (bar, watch) = (progress_bar("compacting"), CompactionWatch::default());
     let bounds = (range.from.as_deref(), range.to.as_deref());
-    let mut work = pin!(shard.compact(family.id, bounds, &watch));
+    let mut work = pin!(shard.compact(family, bounds, &watch));
     let done = loop {
         match timeout(core, STEP_NS, work.as_mut()).await {
             Ok(done) => break done,

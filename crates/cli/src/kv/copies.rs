@@ -305,9 +305,10 @@ pub(super) async fn open_closed(
     core: &Core,
     data: &Path,
     write: WriteOptions,
+    agrees: impl AsyncFn(Option<&Db>) -> lsm::Result<()>,
 ) -> Result<(Db, Writer), Failure> {
     let options = OpenOptions { cache_bytes: POOL_BYTES / 4, ..OpenOptions::default() };
-    node::open_for_writing(core, data, options, write).await.map_err(|error| {
+    node::open_for_writing(core, data, options, write, agrees).await.map_err(|error| {
         let is_locked = error.kind() == node::Kind::Locked;
         let failure: Failure = error.into();
         match is_locked {

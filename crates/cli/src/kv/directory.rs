@@ -3,10 +3,9 @@
 use std::path::PathBuf;
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use lsm::{Db, IterOptions, OpenOptions};
+use lsm::{CfId, Db, IterOptions, OpenOptions};
 use reactor::Core;
 
-use super::families::family_of;
 use super::listing::{Listed, Listing, Printer};
 use super::print::value;
 use crate::args::{Entries, Source};
@@ -26,6 +25,12 @@ struct Opened {
 }
 
 impl Opened {
+    /// The column family with this name; the default one without a name.
+    fn family(&self, name: Option<&str>) -> Result<CfId, Failure> {
+        let family = self.db.column_family(name.unwrap_or("default"));
+        family.map_err(|error| self.explain(&error))
+    }
+
     fn explain(&self, error: &lsm::Error) -> Failure {
         node::explain(&self.path, error).into()
     }
@@ -48,7 +53,7 @@ pub fn get(key: Vec<u8>, source: Source, entries: Entries) -> Result<Verdict, Fa
     let io = source.io;
     on_core(io, async move |core| {
         let opened = open(core, &source).await?;
-        let family = family_of(&opened.db, entries.column_family.as_deref())?;
+        let family = opened.family(entries.column_family.as_deref())?;
         let reader = opened.db.attach(&opened.core);
         let found = reader.get(family, &key, None).await.map_err(|error| opened.explain(&error))?;
         let mut out = Out::new();
@@ -64,7 +69,7 @@ pub fn list(listing: Listing, source: Source) -> Result<Listed, Failure> {
     on_core(io, async move |core| {
         let Listing { range, .. } = listing.clone();
         let opened = open(core, &source).await?;
-        let family = family_of(&opened.db, listing.column_family.as_deref())?;
+        let family = opened.family(listing.column_family.as_deref())?;
         let reader = opened.db.attach(&opened.core);
         let keys = reader.approximate_keys(family).unwrap_or(0);
         let mut printer = Printer::new(&listing, keys)?;

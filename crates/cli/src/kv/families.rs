@@ -1,10 +1,9 @@
 //! `kv column-families`, on a directory.
 
+use std::cell::Cell;
 use std::fmt::Write as _;
 
-use lsm::{
-    CfId, ColumnFamilyOptions, Comparator, Db, FamilyStat, OpenOptions, WriteOptions, Writer,
-};
+use lsm::{ColumnFamilyOptions, Comparator, Db, FamilyStat, OpenOptions, WriteOptions, Writer};
 use node::Size;
 use reactor::Core;
 use serde_json::{Value, json};
@@ -38,23 +37,6 @@ fn list(place: FamiliesPlace, secondary: bool) -> Result<Verdict, Failure> {
         out.flush()?;
         Ok(Verdict::Good)
     })
-}
-
-/// The column family with this name; the default one without a name.
-pub fn family_of(db: &Db, name: Option<&str>) -> Result<CfId, Failure> {
-    const NAMES_MAX: usize = 20;
-    let name = name.unwrap_or("default");
-    let families = db.column_families();
-    if let Some(family) = families.iter().find(|family| family.name == name) {
-        return Ok(family.id);
-    }
-    let names: Vec<&str> = families.iter().take(NAMES_MAX).map(|family| &*family.name).collect();
-    let more = match families.len().saturating_sub(NAMES_MAX) {
-        0 => String::new(),
-        more => format!(" and {more} more"),
-    };
-    Err(Failure::new(format!("no column family is named '{name}'"))
-        .hint(format!("the database has: {}{more}", names.join(", "))))
 }
 
 fn bytes(family: &FamilyStat) -> u64 {
@@ -91,7 +73,9 @@ fn create(name: String, descending: bool, place: FamiliesPlace) -> Result<Verdic
             false => Comparator::Bytewise,
         };
         let options = ColumnFamilyOptions { comparator };
-        let (_, writer) = open(&core, &place).await?;
+        let may =
+            async |db: Option<&Db>| db.map_or(Ok(()), |db| db.may_create_column_family(&name));
+        let (_, writer) = open(&core, &place, may).await?;
         let created = writer.create_column_family(&name, options).await;
         let id = close(&writer, created, &place).await?;
         say(&place, &json!({ "created": name, "id": id }))
@@ -101,24 +85,28 @@ fn create(name: String, descending: bool, place: FamiliesPlace) -> Result<Verdic
 fn drop_family(name: String, place: FamiliesPlace) -> Result<Verdict, Failure> {
     let io = place.io;
     on_core(io, async move |core| {
-        let (db, writer) = open(&core, &place).await?;
-        let id = match family_of(&db, Some(&name)) {
-            Ok(id) => id,
-            Err(unknown) => {
-                close(&writer, Ok(()), &place).await?;
-                return Err(unknown);
-            }
+        let found = Cell::new(0);
+        let may = async |db: Option<&Db>| {
+            let id = db.map_or(Ok(0), |db| db.may_drop_column_family(&name))?;
+            found.set(id);
+            Ok(())
         };
+        let (_, writer) = open(&core, &place, may).await?;
+        let id = found.get();
         let dropped = writer.drop_column_family(id).await;
         close(&writer, dropped, &place).await?;
         say(&place, &json!({ "dropped": name, "id": id }))
     })
 }
 
-async fn open(core: &Core, place: &FamiliesPlace) -> Result<(Db, Writer), Failure> {
+async fn open(
+    core: &Core,
+    place: &FamiliesPlace,
+    may: impl AsyncFn(Option<&Db>) -> lsm::Result<()>,
+) -> Result<(Db, Writer), Failure> {
     let options = OpenOptions { cache_bytes: POOL_BYTES / 4, ..OpenOptions::default() };
     let write = WriteOptions { create: false, ..WriteOptions::default() };
-    Ok(node::open_for_writing(core, &place.data, options, write).await?)
+    Ok(node::open_for_writing(core, &place.data, options, write, may).await?)
 }
 
 /// Closes the database. If both the command and the closing fail, returns the command's failure.

@@ -1,11 +1,12 @@
 //! `kv ingest`: this process verifies the files and puts them into the database's directory; a
 //! node, or this process, adds them to the database.
 
+use std::cell::Cell;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use ::kv::Shard;
-use lsm::{IngestFiles, Transfer, WriteOptions};
+use lsm::{Db, IngestFiles, Transfer, WriteOptions};
 use node::Request;
 use node::Size;
 use reactor::Core;
@@ -131,16 +132,20 @@ async fn into_directory(
     moves: bool,
     into: &Original,
 ) -> Result<Value, Failure> {
-    let (db, writer) = open_closed(core, data, WriteOptions::default()).await?;
+    let family = Cell::new(0);
+    let agrees = async |db: Option<&Db>| {
+        family.set(node::family_of(db, &column_family)?);
+        match db {
+            Some(db) => db.may_ingest(core, family.get(), files).await,
+            None => Ok(()),
+        }
+    };
+    let (db, writer) = open_closed(core, data, WriteOptions::default(), agrees).await?;
     let shard = Shard::new(core, db.attach(core), writer);
     let ingest = async {
-        let families = shard.column_families();
-        let found = families.iter().find(|family| family.name == column_family);
-        let family = found
-            .ok_or_else(|| Failure::new(format!("no column family is named '{column_family}'")))?;
         let numbers = shard.reserve_files(files.len());
         place(core, files, &numbers, data, moves, into).await?;
-        let ingested = vec![IngestFiles { family: family.id, numbers: numbers.clone() }];
+        let ingested = vec![IngestFiles { family: family.get(), numbers: numbers.clone() }];
         let ingested = shard.ingest(ingested, false).await;
         ingested.map_err(|error| named(failure(data.to_owned(), &error), data, files, &numbers))
     };

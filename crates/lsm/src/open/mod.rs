@@ -103,18 +103,40 @@ impl Db {
         options: OpenOptions,
         write: WriteOptions,
     ) -> Result<(Db, Writer)> {
+        Db::open_for_writing_if(core, path, options, write, async |_| Ok(())).await
+    }
+
+    /// The same, if the caller agrees with what is found, after the gate: the database, or nothing
+    /// if one is to be created. It is asked before anything is changed, perhaps twice. Writes in
+    /// logs that do not fit in memory are not visible yet.
+    ///
+    /// # Errors
+    /// As for [`Db::open_for_writing`], and those of the caller.
+    pub async fn open_for_writing_if(
+        core: &Core,
+        path: &Path,
+        options: OpenOptions,
+        write: WriteOptions,
+        agrees: impl AsyncFn(Option<&Db>) -> Result<()>,
+    ) -> Result<(Db, Writer)> {
         let dir = Dir::new(core, path);
         let consent = Consent { adopt: write.adopt };
         let loader = || Loader::new(core, &dir, &options, Some(consent)).with(&write);
         // A directory that is refused stays as it was, without a LOCK file if it had none.
-        if directory::contents(&dir, write.create).await? == Contents::UnlockedDatabase {
-            drop(loader().load(None).await?);
+        match directory::contents(&dir, write.create).await? {
+            Contents::UnlockedDatabase => agrees(Some(&loader().load(None).await?.db)).await?,
+            Contents::Nothing => agrees(None).await?,
+            Contents::Database => {}
         }
         let lock = create::lock(&dir).await?;
-        if directory::contents(&dir, write.create).await? == Contents::Nothing {
+        let is_new = directory::contents(&dir, write.create).await? == Contents::Nothing;
+        if is_new {
             create::create(core, &dir, &write).await?;
         }
         let Loaded { db, long_logs, blob_tails } = loader().load(Some(lock)).await?;
+        if !is_new {
+            agrees(Some(&db)).await?;
+        }
         adopt::note(&dir, &db).await?;
         let manifest = create::take_over(core, &dir, &db, &write).await?;
         // Without a new MANIFEST a power cut may restore an older state, which needs more logs.

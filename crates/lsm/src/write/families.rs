@@ -10,7 +10,7 @@
 
 use rocksfmt::{Comparator, FileName, OPTIONS_BYTES_MAX, VersionEdit, options_with_families};
 
-use crate::db::CfId;
+use crate::db::{CfId, Db, named};
 use crate::error::{Error, Kind, Result};
 use crate::mem::live::LiveWriter;
 use crate::merge_operator::FamilyMerge;
@@ -60,20 +60,33 @@ impl Writer {
     }
 }
 
+impl Db {
+    /// Whether [`Writer::create_column_family`] can make a family of this name.
+    ///
+    /// # Errors
+    /// Those of the name.
+    pub fn may_create_column_family(&self, name: &str) -> Result<()> {
+        may_create(&self.version(), name)
+    }
+
+    /// The column family of this name, if [`Writer::drop_column_family`] can drop it.
+    ///
+    /// # Errors
+    /// [`Kind::UnknownColumnFamily`]; [`Kind::Unsupported`] for the default family.
+    pub fn may_drop_column_family(&self, name: &str) -> Result<CfId> {
+        let version = self.version();
+        let family = named(&version, name)?;
+        may_drop(family).map(|()| family.id)
+    }
+}
+
 impl Commit<'_> {
     /// Makes a column family.
     pub async fn create_family(&mut self, name: &str, comparator: Comparator) -> Result<u32> {
         let state = self.state;
         let turn = state.manifest_turn().await?;
         let version = state.db.version();
-        if name.is_empty() {
-            let text = "cannot create a column family without a name";
-            return Err(Error::new(Kind::Unsupported, text));
-        }
-        if version.families.iter().any(|family| family.name == name) {
-            let text = format!("cannot create column family {name:?}: there is one of that name");
-            return Err(Error::new(Kind::Unsupported, text));
-        }
+        may_create(&version, name)?;
         let Some(id) = turn.state().next_column_family() else {
             let text = "no id is left for a column family".to_owned();
             return Err(Error::new(Kind::Unsupported, text));
@@ -128,10 +141,7 @@ impl Commit<'_> {
         let family = version.families.find(id).ok_or_else(|| {
             Error::new(Kind::UnknownColumnFamily, format!("no column family with id {id}"))
         })?;
-        if id == 0 {
-            let text = "the default column family cannot be dropped; it can be cleared";
-            return Err(Error::new(Kind::Unsupported, text));
-        }
+        may_drop(family)?;
         let slots: Vec<u32> =
             family.levels.iter().flat_map(|level| level.slots.iter().copied()).collect();
         let blobs: Vec<FileName> =
@@ -164,6 +174,28 @@ impl Commit<'_> {
         }
         Ok(())
     }
+}
+
+/// Refuses the name of a new column family if it cannot have it.
+fn may_create(version: &Version, name: &str) -> Result<()> {
+    if name.is_empty() {
+        let text = "cannot create a column family without a name";
+        return Err(Error::new(Kind::Unsupported, text));
+    }
+    if version.families.iter().any(|family| family.name == name) {
+        let text = format!("cannot create column family {name:?}: there is one of that name");
+        return Err(Error::new(Kind::Unsupported, text));
+    }
+    Ok(())
+}
+
+/// Refuses to drop the default column family.
+fn may_drop(family: &Family) -> Result<()> {
+    if family.id == 0 {
+        let text = "the default column family cannot be dropped; it can be cleared";
+        return Err(Error::new(Kind::Unsupported, text));
+    }
+    Ok(())
 }
 
 /// The families of a version, with the names of their comparators.

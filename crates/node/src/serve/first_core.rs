@@ -8,7 +8,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use kv::{Reporter, Shard};
-use lsm::{OpenOptions, WriteOptions};
+use lsm::{Db, OpenOptions, WriteOptions};
 use reactor::{Class, Core, JoinHandle, Listener, UnixListener};
 
 use super::commands::Admin;
@@ -18,7 +18,7 @@ use super::holds::Holds;
 use super::info::Description;
 use super::ingestions::Ingestions;
 use super::metrics::{self, Sources};
-use super::open::{family_of, open, open_for_writing};
+use super::open::{explain, family_of, open, open_for_writing};
 use super::phases::Phase;
 use super::ports::{inherited_listener, is_in_use, listen_alone, listen_on_all, no_port};
 use super::{Clients, Database, NodeState, Opened, Ready, watch_signals};
@@ -259,7 +259,9 @@ async fn open_database(
             blob_space_max_ratio: config.blob_space_max_ratio,
             ..WriteOptions::default()
         };
-        let open = async || open_for_writing(core, data, options.clone(), write.clone()).await;
+        let agrees = async |db: Option<&Db>| family_of(db, &config.column_family).map(drop);
+        let open =
+            async || open_for_writing(core, data, options.clone(), write.clone(), agrees).await;
         let (db, writer) = patiently(core, held, open).await?;
         (db, Some(writer))
     };
@@ -284,7 +286,8 @@ async fn open_database(
     };
     let clients_max = clients_max(core.cores(), descriptors_max(), first_free)?;
     let password = config.password.clone();
-    let family = family_of(&db, data, &config.column_family)?;
+    let family = db.column_family(&config.column_family);
+    let family = family.map_err(|error| explain(data, &error))?;
     let settings = kv::Settings { family, password, clients_max, ..budget.door() };
     let door = kv::NodeState::new(core.cores(), settings, description);
     let shard = writer

@@ -19,34 +19,43 @@ pub async fn open(core: &Core, path: &Path, options: OpenOptions) -> Result<Db, 
 }
 
 /// Opens the database in a directory for writing. If it may be created (`write.create`), so may its
-/// directory, in an existing one. Suspends for all reads.
+/// directory, in an existing one. The caller agrees before anything is changed: see
+/// [`Db::open_for_writing_if`]. Suspends for all reads.
 ///
 /// # Errors
-/// As for [`Db::open_for_writing`], with advice.
+/// As for [`Db::open_for_writing_if`], with advice.
 pub async fn open_for_writing(
     core: &Core,
     path: &Path,
     options: OpenOptions,
     write: WriteOptions,
+    agrees: impl AsyncFn(Option<&Db>) -> lsm::Result<()>,
 ) -> Result<(Db, Writer), Error> {
-    if write.create {
+    let explain = |error| explain(path, &error);
+    if write.create && is_missing(core, path).await {
+        agrees(None).await.map_err(explain)?;
         make_directory(core, path).await.map_err(|error| no_directory(path, &error))?;
     }
-    Db::open_for_writing(core, path, options, write).await.map_err(|error| explain(path, &error))
+    Db::open_for_writing_if(core, path, options, write, agrees).await.map_err(explain)
 }
 
-/// The column family with this name.
-pub(crate) fn family_of(db: &Db, path: &Path, name: &str) -> Result<CfId, Error> {
-    let families = db.column_families();
-    let Some(family) = families.iter().find(|family| family.name == name) else {
-        let what = format!("{}: no column family is named '{name}'", path.display());
-        let names: Vec<&str> = families.iter().map(|family| &*family.name).collect();
-        return Err(Error::new(Kind::Usage, what).hint(format!(
-            "the database has: {}; millrace kv column-families create makes one",
-            names.join(", ")
-        )));
-    };
-    Ok(family.id)
+/// The column family with this name, in a database or in one that is to be created.
+///
+/// # Errors
+/// As for [`Db::column_family`].
+pub fn family_of(db: Option<&Db>, name: &str) -> lsm::Result<CfId> {
+    match db {
+        Some(db) => db.column_family(name),
+        None if name == "default" => Ok(CfId::default()),
+        None => Err(lsm::Error::new(
+            lsm::Kind::UnknownColumnFamily,
+            format!("no column family is named '{name}': a new database has only default"),
+        )),
+    }
+}
+
+async fn is_missing(core: &Core, path: &Path) -> bool {
+    core.list(path).await.is_err_and(|error| error.kind() == io::ErrorKind::NotFound)
 }
 
 /// The error when a database's directory cannot be created.
@@ -101,7 +110,7 @@ pub fn explain(path: &Path, error: &lsm::Error) -> Error {
             "--adopt takes it over all the same; millrace serve --read-only changes nothing in it",
         ),
         lsm::Kind::UnknownColumnFamily => Error::new(Kind::Usage, what)
-            .hint("millrace kv stat lists the column families there are"),
+            .hint("millrace kv column-families create makes one"),
         lsm::Kind::Memory => Error::new(Kind::System, what)
             .hint("large values, and what is done with many of them, need more --memory"),
         lsm::Kind::Io | lsm::Kind::Expired => Error::new(Kind::System, what),

@@ -126,10 +126,15 @@ impl Writer {
             for IngestFiles { family, numbers } in files {
                 let family = version.family(*family)?;
                 for &number in numbers {
-                    let meta = examine(state, &version, family, number, verify).await?;
+                    let name = FileName::Temp(number).to_string();
+                    let place = (&state.dir, &name[..]);
+                    let meta =
+                        examine(&state.core, &state.db, &version, family, place, verify).await?;
+                    let meta = FileMeta { number, ..meta };
                     tables.push(self.take_over(family, meta).await?);
                 }
-                refuse_overlap(family, &tables)?;
+                let own = tables.iter().filter(|new| new.family == family.id);
+                refuse_overlap(family, own.map(|new| &new.table.meta).collect())?;
             }
             state.sync_names(mark).await?;
             if is_newer_than_some(state, &tables)? {
