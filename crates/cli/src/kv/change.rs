@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use std::pin::Pin;
 
 use ::kv::{Answer, Change, Shard};
-use lsm::{CfId, Db, Durability, IterOptions, OpenOptions, WriteOptions};
+use lsm::{CfId, Comparator, Db, Durability, IterOptions, OpenOptions, WriteOptions};
 use reactor::Core;
 
 use super::import::{Imported, Input, Reading};
@@ -44,7 +44,10 @@ async fn open(core: &Core, target: &Target, write: WriteOptions) -> Result<Opene
     let write = WriteOptions { adopt: target.adopt, ..write };
     let name = target.column_family.as_deref().unwrap_or("default");
     let family = Cell::new(0);
-    let agrees = async |db: Option<&Db>| Ok(family.set(node::family_of(db, name)?));
+    let agrees = async |db: Option<&Db>| {
+        family.set(node::family_of(db, name)?);
+        Ok(())
+    };
     let (db, writer) = node::open_for_writing(core, &path, options, write, agrees).await?;
     let family = family.get();
     let shard = Shard::of_family(core, db.attach(core), writer, family);
@@ -125,6 +128,14 @@ pub fn import(input: Input, resume: bool, target: Target) -> Result<Imported, Fa
 }
 
 impl Opened {
+    /// The order of the family's keys.
+    fn order(&self) -> Comparator {
+        let families = self.shard.column_families();
+        let own = families.iter().find(|family| family.id == self.family);
+        let order = own.and_then(|own| Comparator::from_name(own.comparator.as_bytes()).ok());
+        order.unwrap_or_default()
+    }
+
     /// Skips the entries of a sorted input up to the last key of the database: an import that was
     /// interrupted has written them. Returns how many.
     async fn skip(&self, core: &Core, input: &mut Sorted) -> Result<u64, Failure> {
@@ -138,11 +149,13 @@ impl Opened {
         let Some((last, content)) = last.map_err(|error| node::explain(&self.path, &error))? else {
             return Ok(0);
         };
+        let order = self.order();
+        let is_less = |a: &[u8], b: &[u8]| order.cmp_user(a, b).is_lt();
         let mut skipped = 0;
         let mut before: Option<Vec<u8>> = None;
         while let Some(step) = input.next()? {
             match step {
-                Step::Put(key, value) if key > last => {
+                Step::Put(key, value) if is_less(&last, &key) => {
                     input.put_back(Step::Put(key, value));
                     break;
                 }
@@ -152,7 +165,7 @@ impl Opened {
                     )
                     .hint("this is not the input that was imported; import it without --resume"));
                 }
-                Step::Put(key, _) if before.as_ref().is_none_or(|before| *before < key) => {
+                Step::Put(key, _) if before.as_ref().is_none_or(|before| is_less(before, &key)) => {
                     before = Some(key);
                     skipped += 1;
                 }
@@ -168,10 +181,7 @@ impl Opened {
     /// Loads entries into tables, as long as their keys ascend and the database has nothing there.
     /// A few entries are left to be written in a batch, because small tables cost more.
     async fn load(&self, input: &mut Sorted, imported: &mut Imported) -> Result<(), Failure> {
-        let families = self.shard.column_families();
-        let bytewise = families.iter().any(|family| {
-            family.id == self.family && family.comparator == "leveldb.BytewiseComparator"
-        });
+        let bytewise = self.order() == Comparator::Bytewise;
         while bytewise && let Some(first) = input.sorted_from(LOAD_BYTES_MIN) {
             let explain = |error: lsm::Error| Failure::from(node::explain(&self.path, &error));
             if !self.shard.has_nothing_from(&first).map_err(explain)? {

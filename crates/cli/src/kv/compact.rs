@@ -41,11 +41,6 @@ pub fn run(args: CompactArgs) -> Result<Verdict, Failure> {
         key.clone().map(|key| key_argument(key, name, args.hex)).transpose()
     };
     let range = Range { from: bound(&args.from, "--from")?, to: bound(&args.to, "--to")? };
-    if let (Some(from), Some(to)) = (&range.from, &range.to)
-        && from >= to
-    {
-        return Err(Failure::new("the range is empty: --from must be less than --to"));
-    }
     let cores = args.cores.map_or(usize::MAX, |cores| cores.get());
     let mut done = on_cores(args.io, cores, async move |core| {
         let interrupted = Rc::new(Cell::new(false));
@@ -132,7 +127,12 @@ async fn in_directory(
 ) -> Result<Value, Failure> {
     let write = WriteOptions { create: false, adopt: args.adopt, ..WriteOptions::default() };
     let family = Cell::new(0);
-    let agrees = async |db: Option<&Db>| Ok(family.set(node::family_of(db, &args.column_family)?));
+    let agrees = async |db: Option<&Db>| {
+        let Some(db) = db else { return Ok(()) };
+        let (from, to) = (range.from.as_deref(), range.to.as_deref());
+        family.set(db.may_compact(&args.column_family, from, to)?);
+        Ok(())
+    };
     let (db, writer) = open_closed(core, data, write, agrees).await?;
     let shard = Shard::new(core, db.attach(core), writer);
     let done = compacted(core, &shard, family.get(), range, interrupted).await;

@@ -323,6 +323,18 @@ impl Shard {
         self.0.reader.db().column_families()
     }
 
+    /// The column family with a name, if a range of its keys can be compacted.
+    ///
+    /// # Errors
+    /// As [`Db::may_compact`](lsm::Db::may_compact).
+    pub fn may_compact(
+        &self,
+        name: &str,
+        (from, to): (Option<&[u8]>, Option<&[u8]>),
+    ) -> lsm::Result<CfId> {
+        self.0.reader.db().may_compact(name, from, to)
+    }
+
     /// Compacts a range of keys: see [`Writer::compact_watched`].
     ///
     /// # Errors

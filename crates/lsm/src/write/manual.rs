@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use reactor::Class;
 
-use crate::db::CfId;
+use crate::db::{CfId, Db};
 use crate::error::{Error, Kind, Result};
 use crate::version::{Level, Version, user_key};
 use crate::write::compaction::{self, Attempt, Compaction, Running};
@@ -100,6 +100,29 @@ struct CancelOnDrop<'a>(&'a Writer, CompactionWatch);
 impl Drop for CancelOnDrop<'_> {
     fn drop(&mut self) {
         self.0.cancel_compaction(&self.1);
+    }
+}
+
+impl Db {
+    /// The column family with a name, if [`Writer::compact`] can compact a range of its keys.
+    ///
+    /// # Errors
+    /// As for [`Db::column_family`]; [`Kind::Unsupported`] if in its order the range is empty.
+    pub fn may_compact(&self, name: &str, from: Option<&[u8]>, to: Option<&[u8]>) -> Result<CfId> {
+        let id = self.column_family(name)?;
+        let version = self.version();
+        let family = version.family(id)?;
+        match from.zip(to) {
+            Some((from, to)) if family.comparator.cmp_user(from, to).is_ge() => Err(Error::new(
+                Kind::Unsupported,
+                format!(
+                    "the range is empty: in the order of column family {name} ({}) it ends before \
+                     it begins",
+                    family.comparator_name
+                ),
+            )),
+            _ => Ok(id),
+        }
     }
 }
 

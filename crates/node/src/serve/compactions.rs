@@ -63,12 +63,9 @@ impl Compactions {
         to: Option<&str>,
     ) -> Result<Value, Error> {
         let shard = self.shard()?.clone();
-        let families = shard.column_families();
-        let Some(found) = families.iter().find(|known| known.name == family) else {
-            return Err(Error::new(Kind::Usage, format!("no column family is named '{family}'"))
-                .hint("millrace kv stat lists the column families there are"));
-        };
-        let (id, from, to) = (found.id, key(from)?, key(to)?);
+        let (from, to) = (key(from)?, key(to)?);
+        let id = shard.may_compact(family, (from.as_deref(), to.as_deref()));
+        let id = id.map_err(|error| explain(shard.path(), &error))?;
         if shard.compaction_is_paused() {
             return Err(Error::new(Kind::Usage, "compaction is paused")
                 .hint("millrace kv compaction resume ends the pause"));

@@ -109,8 +109,9 @@ pub fn explain(path: &Path, error: &lsm::Error) -> Error {
         lsm::Kind::Older => Error::new(Kind::Unsupported, what).hint(
             "--adopt takes it over all the same; millrace serve --read-only changes nothing in it",
         ),
-        lsm::Kind::UnknownColumnFamily => Error::new(Kind::Usage, what)
-            .hint("millrace kv column-families create makes one"),
+        lsm::Kind::UnknownColumnFamily => {
+            Error::new(Kind::Usage, what).hint("millrace kv column-families create makes one")
+        }
         lsm::Kind::Memory => Error::new(Kind::System, what)
             .hint("large values, and what is done with many of them, need more --memory"),
         lsm::Kind::Io | lsm::Kind::Expired => Error::new(Kind::System, what),
