@@ -7,7 +7,7 @@
 //! is, a table is added again with a link that it does not need. A link to an older blob file than
 //! necessary only keeps files longer. Both 7.8 and 9.8 accept this.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use rocksfmt::{FileMeta, ManifestReplay, VersionEdit};
 
@@ -37,19 +37,20 @@ pub(crate) fn keep(state: &ManifestReplay, edit: &mut VersionEdit, in_logs: &[u6
     let Some(&needed) = in_logs.iter().filter(|number| alive.contains_key(number)).min() else {
         return Ok(());
     };
-    let is_gone = |number| edit.deleted_files.iter().any(|&(_, gone)| gone == number);
-    let stays = |file: &FileMeta| !is_gone(file.number);
-    let old = || state.files(family).filter(|(_, file)| stays(file));
-    let new = edit.new_files.iter().map(|(_, file)| file);
-    let mut links = old().map(|(_, file)| file).chain(new).map(|file| file.oldest_blob_file);
-    if links.any(|number| number <= needed && alive.contains_key(&number)) {
+    let gone: BTreeSet<u64> = edit.deleted_files.iter().map(|&(_, gone)| gone).collect();
+    let stays = |file: &FileMeta| !gone.contains(&file.number);
+    let mut older = alive.range(..=needed).map(|(&number, _)| number);
+    let mut new = edit.new_files.iter().map(|(_, file)| file.oldest_blob_file);
+    if older.any(|number| state.linked_files(family, number).any(|(_, file)| stays(file)))
+        || new.any(|number| number <= needed && alive.contains_key(&number))
+    {
         return Ok(());
     }
     if let Some((_, file)) = edit.new_files.first_mut() {
         file.oldest_blob_file = needed;
         return Ok(());
     }
-    let Some((level, file)) = old().min_by_key(|(_, file)| file.number) else {
+    let Some((level, file)) = state.files(family).find(|(_, file)| stays(file)) else {
         let text = format!("{needed:06}.blob is in use, and no table would be left to link to it");
         return Err(Error::new(Kind::Memory, text));
     };
@@ -60,26 +61,26 @@ pub(crate) fn keep(state: &ManifestReplay, edit: &mut VersionEdit, in_logs: &[u6
 }
 
 /// Makes the links to a blob file true again, if a table refers to it: then the file needs no
-/// anchor. `own` has the tables' own links by their numbers; those of `state` may be an anchor's.
-/// Returns whether all links to the file are true then.
+/// anchor. `own` tells the own link of a table in a level; those of `state` may be an anchor's.
+/// Returns whether all links to the file are true then. Looks only at tables that are linked to it.
 pub(crate) fn release(
     state: &ManifestReplay,
-    own: &BTreeMap<u64, u64>,
+    own: impl Fn(u32, &FileMeta) -> Option<u64>,
     number: u64,
     edit: &mut VersionEdit,
 ) -> Links {
-    let all = state.files(edit.column_family);
-    let linked = all.filter(|(_, file)| file.oldest_blob_file == number);
+    let linked = state.linked_files(edit.column_family, number);
+    let linked = linked.map(|(level, file)| (level, file, own(level, file)));
     let (true_ones, anchors): (Vec<_>, Vec<_>) =
-        linked.partition(|(_, file)| own.get(&file.number) == Some(&number));
+        linked.partition(|&(_, _, own)| own == Some(number));
     if anchors.is_empty() {
         return Links::True;
     }
     if true_ones.is_empty() {
         return Links::MayBeFalse;
     }
-    for (level, file) in anchors {
-        let Some(&own) = own.get(&file.number) else { return Links::MayBeFalse };
+    for (level, file, own) in anchors {
+        let Some(own) = own else { return Links::MayBeFalse };
         edit.deleted_files.push((level, file.number));
         edit.new_files.push((level, FileMeta { oldest_blob_file: own, ..file.clone() }));
     }
@@ -165,7 +166,8 @@ mod tests {
         let release = |state: &ManifestReplay, own: [u64; 2], number| {
             let mut edit = VersionEdit::default();
             let own = BTreeMap::from([(7, own[0]), (8, own[1])]);
-            let links = release(state, &own, number, &mut edit);
+            let own = |_, file: &FileMeta| own.get(&file.number).copied();
+            let links = release(state, own, number, &mut edit);
             let new = edit.new_files.iter().map(|(_, file)| (file.number, file.oldest_blob_file));
             (links, edit.deleted_files, new.collect::<Vec<_>>())
         };

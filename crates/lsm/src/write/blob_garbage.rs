@@ -122,12 +122,12 @@ pub(crate) fn at_most(
     edit: &VersionEdit,
     garbage: impl IntoIterator<Item = BlobGarbage>,
 ) -> Vec<BlobGarbage> {
-    let mut links = state.blob_links(edit.column_family);
-    for (_, gone) in &edit.deleted_files {
-        links.remove(gone);
-    }
-    links.extend(edit.new_files.iter().map(|(_, file)| (file.number, file.oldest_blob_file)));
-    let links: BTreeSet<u64> = links.into_values().collect();
+    let gone: BTreeSet<u64> = edit.deleted_files.iter().map(|&(_, gone)| gone).collect();
+    let new: BTreeSet<u64> = edit.new_files.iter().map(|(_, file)| file.oldest_blob_file).collect();
+    let is_linked = |number| {
+        let mut old = state.linked_files(edit.column_family, number);
+        new.contains(&number) || old.any(|(_, file)| !gone.contains(&file.number))
+    };
     let live = state.live_blob_files(edit.column_family);
     let left = live.into_iter().map(|blob| {
         let count = blob.total_count.saturating_sub(blob.garbage_count);
@@ -142,7 +142,7 @@ pub(crate) fn at_most(
                 "{number:06}.blob: {count} of its values became garbage, but only {left} were alive"
             );
         }
-        let count = count.min(left.saturating_sub(u64::from(links.contains(&number))));
+        let count = count.min(left.saturating_sub(u64::from(is_linked(number))));
         if count > 0 {
             limited.push(BlobGarbage { number, count, bytes: bytes.min(left_bytes) });
         }

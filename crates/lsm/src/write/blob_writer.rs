@@ -32,7 +32,8 @@ use std::sync::Arc;
 use fs::{File, Mode};
 use rocksfmt::{
     BLOB_FOOTER_BYTES, BLOB_HEADER_BYTES, BLOB_RECORD_HEADER_BYTES, BlobFileMeta, BlobFooter,
-    BlobHeader, BlobIndex, BlobRecord, Compression, FileName, Op, VersionEdit, WriteBatch,
+    BlobHeader, BlobIndex, BlobRecord, Compression, FileMeta, FileName, Op, VersionEdit,
+    WriteBatch,
 };
 
 use crate::db::{CfId, Db};
@@ -703,8 +704,9 @@ async fn seal(state: &WriteState, full: &OpenBlobFile) -> Result<()> {
     let used = (full.count, full.end - BLOB_HEADER_BYTES as u64);
     let (family, number) = (full.family, full.number);
     let mut edit = VersionEdit { column_family: family, ..VersionEdit::default() };
-    let own = own_links(&state.db.version(), family);
-    let links = blob_anchor::release(turn.state(), &own, number, &mut edit);
+    let version = state.db.version();
+    let own = |level, table: &FileMeta| own_link(&version, family, level, table);
+    let links = blob_anchor::release(turn.state(), own, number, &mut edit);
     let unused = blob_garbage::unused(turn.state(), family, number, used, links);
     let Some(unused) = unused else { return Ok(()) };
     edit.blob_garbage.push(unused);
@@ -713,11 +715,17 @@ async fn seal(state: &WriteState, full: &OpenBlobFile) -> Result<()> {
     turn.change(vec![edit], |version| publish(version, family, number, file)).await
 }
 
-/// The links of a family's tables to blob files, by their numbers, without those of anchors.
-fn own_links(version: &Version, family: CfId) -> BTreeMap<u64, u64> {
-    let levels = version.families.find(family).into_iter().flat_map(|family| &family.levels);
-    let metas = levels.flat_map(|level| &level.slots).map(|&slot| version.meta(slot));
-    metas.map(|meta| (meta.number, meta.oldest_blob_file)).collect()
+/// The link of a table to a blob file, without that of an anchor.
+fn own_link(version: &Version, family: CfId, level: u32, table: &FileMeta) -> Option<u64> {
+    let family = version.families.find(family)?;
+    let slots = &family.levels.get(level as usize)?.slots;
+    let order = family.comparator;
+    let is_before =
+        |&slot: &u32| order.cmp_internal(&version.meta(slot).smallest, &table.smallest).is_lt();
+    let place = if level == 0 { 0 } else { slots.partition_point(is_before) };
+    let own = slots[place..].iter().take(if level == 0 { usize::MAX } else { 1 });
+    let mut own = own.map(|&slot| version.meta(slot));
+    own.find(|own| own.number == table.number).map(|own| own.oldest_blob_file)
 }
 
 /// Writes `tail`, which begins at `start`, and a footer after it, and cuts the file there. All of

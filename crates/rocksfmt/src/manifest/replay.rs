@@ -21,7 +21,7 @@ use crate::key::Comparator;
 use crate::manifest::edit::{EditKind, VersionEdit};
 use crate::manifest::file_meta::{BlobFileMeta, BlobGarbage, FileMeta};
 use crate::manifest::levels::sort_levels;
-use crate::manifest::state::{ColumnFamily, ManifestState, live_blob_files};
+use crate::manifest::state::{ColumnFamily, ManifestState, link, links, live_blob_files};
 
 /// The id of the column family that always exists. Ids of dropped families are never reused.
 const DEFAULT_FAMILY: u32 = 0;
@@ -34,6 +34,8 @@ struct Family {
     log_number: u64,
     files: BTreeMap<u64, (u32, FileMeta)>,
     blob_files: BTreeMap<u64, BlobFileMeta>,
+    /// By the number of a blob file, the SST files that are linked to it.
+    linked: BTreeMap<u64, BTreeSet<u64>>,
     timestamps_persisted: Option<bool>,
 }
 
@@ -42,14 +44,14 @@ const SNAPSHOT_FILES: usize = 256;
 
 impl Family {
     fn live_blob_files(&self) -> impl Iterator<Item = &BlobFileMeta> {
-        live_blob_files(self.files.values().map(|(_, file)| file), &self.blob_files)
+        live_blob_files(&self.linked, &self.blob_files)
     }
 
     /// Removes files from levels and adds new ones.
     fn apply_files(&mut self, deleted: Vec<(u32, u64)>, new: Vec<(u32, FileMeta)>) -> Result<()> {
         for (level, number) in deleted {
             match self.files.remove(&number) {
-                Some((at, _)) if at == level => {}
+                Some((at, file)) if at == level => self.unlink(&file),
                 Some((at, _)) => {
                     return Err(Error::corruption(format!(
                         "file {number} deleted from level {level}, it is in level {at}"
@@ -64,6 +66,7 @@ impl Family {
         }
         for (level, file) in new {
             let number = file.number;
+            link(&mut self.linked, &file);
             if let Some((at, _)) = self.files.insert(number, (level, file)) {
                 return Err(Error::corruption(format!(
                     "file {number} added to level {level}, it is in level {at} already"
@@ -71,6 +74,16 @@ impl Family {
             }
         }
         Ok(())
+    }
+
+    /// Forgets the link of an SST file to a blob file.
+    fn unlink(&mut self, file: &FileMeta) {
+        if let Some(files) = self.linked.get_mut(&file.oldest_blob_file) {
+            files.remove(&file.number);
+            if files.is_empty() {
+                self.linked.remove(&file.oldest_blob_file);
+            }
+        }
     }
 
     /// Adds blob files and counts garbage in them.
@@ -183,6 +196,7 @@ impl ManifestReplay {
                 .map(|(level, file)| (file.number, (level as u32, file.clone())))
                 .collect(),
             blob_files: family.blob_files.clone(),
+            linked: links(family.files().map(|(_, file)| file)),
             timestamps_persisted: Some(family.timestamps_persisted),
         };
         let families = state.column_families.iter();
@@ -234,12 +248,15 @@ impl ManifestReplay {
         files.map(|(level, file)| (*level, file))
     }
 
-    /// The links of a column family's SST files to blob files: from the number of an SST file to
-    /// that of its oldest blob file.
-    pub fn blob_links(&self, family: u32) -> BTreeMap<u64, u64> {
-        let files = self.families.get(&family).into_iter().flat_map(|family| &family.files);
-        let link = |(&number, (_, file)): (&u64, &(u32, FileMeta))| (number, file.oldest_blob_file);
-        files.map(link).filter(|&(_, blob)| blob != 0).collect()
+    /// The SST files of a column family that are linked to a blob file, with their levels, by
+    /// number. Takes as long as there are of them.
+    pub fn linked_files(&self, family: u32, blob: u64) -> impl Iterator<Item = (u32, &FileMeta)> {
+        let family = self.families.get(&family);
+        let numbers = family.and_then(|family| family.linked.get(&blob));
+        numbers.into_iter().flatten().filter_map(move |number| {
+            let (level, file) = family?.files.get(number)?;
+            Some((*level, file))
+        })
     }
 
     /// The id of the next column family; `None` if there is no further one.

@@ -41,21 +41,36 @@ impl ColumnFamily {
     /// The blob files that RocksDB keeps: not older than the oldest one to which an SST is linked,
     /// and with live values. The others may be missing from the directory.
     pub fn live_blob_files(&self) -> impl Iterator<Item = &BlobFileMeta> {
-        live_blob_files(self.files().map(|(_, file)| file), &self.blob_files)
+        let linked = links(self.files().map(|(_, file)| file));
+        let live = live_blob_files(&linked, &self.blob_files);
+        let live: Vec<&BlobFileMeta> = live.collect();
+        live.into_iter()
+    }
+}
+
+/// The links of SST files to blob files: by the number of a blob file, those of the SST files.
+pub(crate) fn links<'a>(files: impl Iterator<Item = &'a FileMeta>) -> BTreeMap<u64, BTreeSet<u64>> {
+    let mut linked = BTreeMap::new();
+    files.for_each(|file| link(&mut linked, file));
+    linked
+}
+
+/// Adds the link of an SST file, if it has one.
+pub(crate) fn link(linked: &mut BTreeMap<u64, BTreeSet<u64>>, file: &FileMeta) {
+    if file.oldest_blob_file != 0 {
+        linked.entry(file.oldest_blob_file).or_default().insert(file.number);
     }
 }
 
 /// See [`ColumnFamily::live_blob_files`].
-pub(crate) fn live_blob_files<'a>(
-    files: impl Iterator<Item = &'a FileMeta>,
+pub(crate) fn live_blob_files<'l, 'a: 'l>(
+    linked: &'l BTreeMap<u64, BTreeSet<u64>>,
     blob_files: &'a BTreeMap<u64, BlobFileMeta>,
-) -> impl Iterator<Item = &'a BlobFileMeta> {
-    let linked: BTreeSet<u64> =
-        files.map(|file| file.oldest_blob_file).filter(|&number| number != 0).collect();
-    let oldest = linked.iter().copied().find(|number| blob_files.contains_key(number));
-    blob_files.values().filter(move |blob| {
-        oldest.is_some_and(|oldest| blob.number >= oldest)
-            && (linked.contains(&blob.number) || blob.garbage_count < blob.total_count)
+) -> impl Iterator<Item = &'a BlobFileMeta> + use<'l, 'a> {
+    let oldest = linked.keys().copied().find(|number| blob_files.contains_key(number));
+    let kept = oldest.into_iter().flat_map(|oldest| blob_files.range(oldest..));
+    kept.map(|(_, blob)| blob).filter(move |blob| {
+        linked.contains_key(&blob.number) || blob.garbage_count < blob.total_count
     })
 }
 

@@ -383,6 +383,17 @@ fn without_a_link_every_blob_file_can_be_missing() {
     assert_eq!(state.column_families[&0].live_blob_files().count(), 0);
 }
 
+/// The numbers of the files that are linked to blob files 0 to 2.
+fn linked(replay: &ManifestReplay) -> [Vec<u64>; 3] {
+    [0, 1, 2].map(|blob| replay.linked_files(0, blob).map(|(_, file)| file.number).collect())
+}
+
+/// The same of files that are linked to the blob file of their number modulo 3; 0 is no link.
+fn links_of(model: &BTreeMap<u64, u32>) -> [Vec<u64>; 3] {
+    let of = |blob| model.keys().copied().filter(|number| number % 3 == blob).collect();
+    [Vec::new(), of(1), of(2)]
+}
+
 proptest! {
     /// Against the simplest model: a set of (level, number), for any order of additions and
     /// deletions.
@@ -394,8 +405,10 @@ proptest! {
         for (level, number, add) in steps {
             // Keys and sequences derive from the number, so any set of files is consistent.
             let key = [b'a' + number as u8];
+            let mut file = file_meta(number, &key, &key, (number, number));
+            file.oldest_blob_file = number % 3;
             let record = match add {
-                true => edit().add_file(level, &file_meta(number, &key, &key, (number, number))),
+                true => edit().add_file(level, &file),
                 false => edit().delete_file(level, number),
             };
             let fine = match add {
@@ -411,12 +424,14 @@ proptest! {
                 true => model.insert(number, level),
                 false => model.remove(&number),
             };
+            prop_assert_eq!(linked(&replay), links_of(&model));
         }
         let state = replay.finish().unwrap();
         let found: BTreeMap<u64, u32> = state.column_families[&0]
             .files()
             .map(|(level, file)| (file.number, level as u32))
             .collect();
+        prop_assert_eq!(linked(&ManifestReplay::resume(&state)), links_of(&model));
         prop_assert_eq!(found, model);
     }
 
