@@ -305,7 +305,22 @@ impl Commit<'_> {
     /// memtables of few bytes would become many small tables. Range tombstones count, because every
     /// get searches those of a memtable.
     fn is_full(&self) -> bool {
-        self.fill() >= 1.0
+        self.fill() >= 1.0 || self.is_dense()
+    }
+
+    /// Whether a memtable is full of tombstones, and a merge can take them to what they delete
+    /// soon: level 0 has no dense table that still waits, or stays because its merge would not pay.
+    fn is_dense(&self) -> bool {
+        let mut dense = self.live.iter().filter(|(_, writer)| writer.is_dense()).peekable();
+        if dense.peek().is_none() || !self.state.flushes.waiting.borrow().is_empty() {
+            return false;
+        }
+        let version = self.state.db.version();
+        dense.any(|(&id, _)| {
+            let family = version.families.find(id);
+            let level0 = family.and_then(|family| family.levels.first());
+            level0.is_none_or(|level0| level0.dense().is_empty())
+        })
     }
 
     /// How full the memtables are.

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use lsm::{Db, Durability, IterOptions, OpenOptions, WriteOptions, Writer};
 use reactor::Core;
+use rocksfmt::BatchWriter;
 
 use crate::common::{fresh_dir, key, ldb, on_one_core};
 
@@ -143,4 +144,48 @@ fn a_pause_holds_until_it_is_ended() {
             writer.close().await.unwrap();
         }
     });
+}
+
+/// Writes many batches of 1000 keys.
+async fn write_all(writer: &Writer, keys: u64, add: impl Fn(&mut BatchWriter, &[u8])) {
+    for first in (0..keys).step_by(1000) {
+        let mut batch = BatchWriter::default();
+        for n in first..first + 1000 {
+            add(&mut batch, format!("{n:08}").as_bytes());
+        }
+        writer.submit(batch, None).unwrap().await.unwrap();
+    }
+}
+
+#[test]
+fn deleted_keys_go_before_a_memtable_is_full() {
+    let tables = |disable: bool, name: &'static str| {
+        on_one_core(move |core| async move {
+            let more = [("disable_auto_compactions".to_owned(), disable.to_string())];
+            let options = WriteOptions {
+                durability: Durability::Process,
+                column_family_options: more.into(),
+                ..WriteOptions::default()
+            };
+            let (db, writer) = open(&core, &fresh_dir(name), options).await;
+            write_all(&writer, 300_000, |batch, key| batch.put(0, key, b"value")).await;
+            drop(writer.live_files(0).await.unwrap());
+            let before = writer.stats().flushed_tables;
+            for _ in 0..4 {
+                write_all(&writer, 100_000, |batch, key| batch.delete(0, key)).await;
+                quiesce(&core, &writer).await;
+            }
+            let stat = db.stat();
+            let entries: u64 =
+                stat.column_families[0].levels.iter().map(|level| level.entries).sum();
+            let flushed = writer.stats().flushed_tables - before;
+            writer.close().await.unwrap();
+            (flushed, entries)
+        })
+    };
+    let (flushed, entries) = tables(false, "deleted_keys_go");
+    assert!(flushed > 1 && entries <= 200_000, "{flushed} {entries}");
+    // What no merge takes away does not become many small tables.
+    let (flushed, entries) = tables(true, "deleted_keys_stay");
+    assert!(flushed == 1 && entries > 300_000, "{flushed} {entries}");
 }

@@ -10,24 +10,25 @@ use crate::write::picker::{Pick, Picker, Plan, Shape};
 /// Most files that are tried for one pick.
 const TRIED_MAX: usize = 64;
 /// A merge may rewrite this many entries of the next level for each tombstone.
-const REWRITTEN_MAX: u64 = 4;
+const REWRITTEN_MAX: u64 = 8;
 
 impl Picker<'_> {
-    /// Whether a level above the deepest has files full of tombstones.
+    /// Whether files full of tombstones are above others.
     pub(super) fn has_dense(&self) -> bool {
-        self.levels_with_below().any(|level| !self.family.levels[level].dense().is_empty())
+        self.levels_above_others().any(|level| !self.family.levels[level].dense().is_empty())
     }
 
-    /// The levels above the deepest that has files.
-    fn levels_with_below(&self) -> impl Iterator<Item = usize> {
+    /// The levels above the deepest that has files, and level 0 if it has several.
+    fn levels_above_others(&self) -> impl Iterator<Item = usize> {
         let levels = &self.family.levels;
-        0..levels.iter().rposition(|level| !level.slots.is_empty()).unwrap_or(0)
+        let deepest = levels.iter().rposition(|level| !level.slots.is_empty()).unwrap_or(0);
+        0..deepest.max(usize::from(self.level(0).len() > 1))
     }
 
     /// A job for a file that is full of tombstones. No file leaves the base while level 0 waits for
     /// it.
     pub(super) fn pick_dense(&self, shape: &Shape, level0_waits: bool) -> Option<Plan> {
-        let levels = self.levels_with_below().filter(|&at| !(level0_waits && at == shape.base));
+        let levels = self.levels_above_others().filter(|&at| !(level0_waits && at == shape.base));
         let files = levels.flat_map(|at| {
             let dense = self.family.levels[at].dense();
             dense.iter().map(move |&slot| (at, slot))
