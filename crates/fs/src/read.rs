@@ -75,6 +75,20 @@ pub async fn read(file: &File, offset: u64, len: usize) -> io::Result<Slice> {
     begin(file, from, start, len, buf).await
 }
 
+/// As [`read`], for bytes that are soon released: the read may cost less.
+///
+/// # Errors
+/// As for [`read`].
+pub async fn read_briefly(file: &File, offset: u64, len: usize) -> io::Result<Slice> {
+    checked_end(offset, len)?;
+    let (from, whole, start) = aligned(file, offset, len);
+    let buf = match file.core().alloc_registered(whole) {
+        Some(buf) => buf,
+        None => file.core().alloc_wait(whole).await?,
+    };
+    begin(file, from, start, len, buf).await
+}
+
 impl Future for Reading {
     type Output = io::Result<Slice>;
 

@@ -156,7 +156,12 @@ where
                 pin(cpu);
                 let driver: Box<dyn Driver> = match driver_kind {
                     DriverKind::Epoll => Box::new(EpollDriver::new(&shared, &helpers)?),
-                    _ => Box::new(UringDriver::new(&shared, &helpers, config.confined)?),
+                    _ => Box::new(UringDriver::new(
+                        &shared,
+                        &helpers,
+                        config.confined,
+                        config.memory,
+                    )?),
                 };
                 let core_config = CoreConfig {
                     id,

@@ -167,6 +167,11 @@ const GAUGES: &[(&str, &str, Value)] = &[
     ("pinned_bytes", "Bytes of blocks that unsent replies hold", |core| core.pinned_bytes as u64),
     ("pool_bytes", "Buffer memory in use", |core| core.pool_bytes as u64),
     ("pool_budget_bytes", "Buffer memory there is", |core| core.pool_budget_bytes as u64),
+    (
+        "registered_bytes",
+        "Memory for short reads that is registered with the core's ring",
+        |core| core.registered_bytes as u64,
+    ),
     ("cache_bytes", "Bytes of blocks in the cache", |core| core.reader.cache_bytes),
     ("cache_budget_bytes", "Bytes that the cache may have", |core| core.reader.cache_budget),
     ("tasks", "Tasks alive", |core| core.tasks as u64),

@@ -31,6 +31,7 @@ pub(crate) struct CoreReport {
     pub operations_in_flight: usize,
     pub pool_bytes: usize,
     pub pool_budget_bytes: usize,
+    pub registered_bytes: usize,
     pub clients: usize,
     pub blocked_clients: usize,
     pub commands: Vec<CommandStats>,
@@ -57,6 +58,7 @@ impl CoreReport {
             operations_in_flight: core.operations_in_flight(),
             pool_bytes: core.pool().used(),
             pool_budget_bytes: core.pool().limit(),
+            registered_bytes: core.pool().registered(),
             clients: state.clients.len(),
             blocked_clients: state.clients.blocked(),
             commands: state.commands.list(),
@@ -251,6 +253,7 @@ fn memory(report: &Report<'_>, text: &mut String) {
         "tables_on_demand:{}", report.memory.tables_on_demand;
         "pool_bytes:{}", pool;
         "pool_budget_bytes:{}", report.sum(|core| core.pool_budget_bytes as u64);
+        "registered_bytes:{}", report.sum(|core| core.registered_bytes as u64);
         "cache_bytes:{}", report.sum(|core| core.reader.cache_bytes);
         "cache_budget_bytes:{}", report.sum(|core| core.reader.cache_budget);
     );

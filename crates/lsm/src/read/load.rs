@@ -17,6 +17,12 @@ use crate::read::stats::count;
 use crate::read::view::View;
 use crate::table::{BLOCK_BYTES_MAX, Table};
 
+/// The error of a read that failed.
+fn not_read(file: &File, offset: u64, error: &std::io::Error) -> Error {
+    let name = file.path().file_name().unwrap_or_default().to_string_lossy();
+    Error::io(format_args!("{name} at offset {offset}"), error)
+}
+
 /// A stored block after its check.
 enum Stored {
     Plain(Block),
@@ -51,7 +57,8 @@ impl ReaderState {
             match flight::join(&self.flights, key) {
                 Role::Leader(leader) => {
                     count(&self.counters.cache_misses, 1);
-                    let result = self.load(view, slot, handle, kind).await;
+                    let brief = !keep || self.cache.borrow().budget() == 0;
+                    let result = self.load(view, slot, handle, kind, brief).await;
                     if let Ok(block) = &result
                         && keep
                     {
@@ -76,11 +83,16 @@ impl ReaderState {
         slot: u32,
         handle: BlockHandle,
         kind: BlockKind,
+        brief: bool,
     ) -> Result<Block> {
         let table = view.version.table(slot)?;
         let len = table.stored_len(handle)?;
         let file = view.file(slot)?;
-        let stored = self.read(file, handle.offset, len).await?;
+        let stored = if brief {
+            self.read_briefly(file, handle.offset, len).await?
+        } else {
+            self.read(file, handle.offset, len).await?
+        };
         let unpacked = match self.unpack_now(table, handle, stored, kind) {
             Ok(done) => done,
             Err(need) => {
@@ -147,11 +159,12 @@ impl ReaderState {
 
     /// Reads a range of a file.
     pub async fn read(&self, file: &File, offset: u64, len: usize) -> Result<Slice> {
-        let place = |e: &std::io::Error| {
-            let name = file.path().file_name().unwrap_or_default().to_string_lossy();
-            Error::io(format_args!("{name} at offset {offset}"), e)
-        };
-        fs::read(file, offset, len).await.map_err(|e| place(&e))
+        fs::read(file, offset, len).await.map_err(|e| not_read(file, offset, &e))
+    }
+
+    /// The same, for bytes that are soon released.
+    async fn read_briefly(&self, file: &File, offset: u64, len: usize) -> Result<Slice> {
+        fs::read_briefly(file, offset, len).await.map_err(|e| not_read(file, offset, &e))
     }
 
     /// Starts a read-ahead if memory is plentiful. Half of the memory outside the cache is reserved

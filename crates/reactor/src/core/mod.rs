@@ -130,6 +130,7 @@ impl Core {
         let mut driver = driver;
         let now = driver.now_ns();
         let simulated = driver.sim().map(|sim| sim.closing());
+        let region = driver.region();
         Core(Rc::new(CoreState {
             uid,
             id: config.id,
@@ -150,7 +151,7 @@ impl Core {
             calls: RefCell::default(),
             idle: RefCell::new(Idle::new(config.poll)),
             done: RefCell::new(Vec::with_capacity(1024)),
-            pool: Pool::new(config.memory),
+            pool: Pool::with_region(config.memory, region),
             now: Cell::new(now),
             class: Cell::new(Class::Control),
             submit_batch: Cell::new(STAGED_FIRST),
@@ -267,6 +268,12 @@ impl Core {
     /// give way: this is for work that can do without the buffer.
     pub fn alloc(&self, len: usize) -> Option<Buf> {
         self.0.pool.alloc(len)
+    }
+
+    /// A buffer of `len` bytes into which direct reads cost less, if the core has one free. There
+    /// are few: this is for bytes that are soon released.
+    pub fn alloc_registered(&self, len: usize) -> Option<Buf> {
+        self.0.pool.alloc_registered(len)
     }
 
     /// A buffer of `len` bytes; waits until there is room. Caches give way first.

@@ -18,9 +18,11 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::process::Child;
+use std::rc::Rc;
 use std::sync::Arc;
 
 use self::remote::CoreAddress;
+use crate::memory::region::Region;
 
 mod descriptor;
 pub(crate) mod epoll;
@@ -318,6 +320,11 @@ pub trait Driver {
 
     /// The simulated driver, if this is one: its sockets are not descriptors of the host.
     fn sim(&mut self) -> Option<&mut sim::SimDriver> {
+        None
+    }
+
+    /// Memory that is registered with the kernel, if there is some. Reads into it cost less.
+    fn region(&self) -> Option<Rc<Region>> {
         None
     }
 

@@ -8,6 +8,7 @@
 //! inside `enter`; `ready` checks the flag that asks for a call.
 
 use std::io;
+use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -17,6 +18,7 @@ use super::file_threads::{FileThreads, Job};
 use super::host::Helpers;
 use super::{Completion, Driver, GATHER_NS, IoOp, MetaOp, Token, Wait};
 use crate::driver::remote::{CoreAddress, Remote};
+use crate::memory::region::Region;
 
 const SQ_ENTRIES: u32 = 256;
 const CQ_ENTRIES: u32 = 8192;
@@ -33,6 +35,8 @@ const CANCEL: u64 = u64::MAX - 1;
 /// The io_uring driver of one core.
 pub struct UringDriver {
     ring: IoUring,
+    /// Registered with the ring as its buffer 0; dropped after the ring.
+    region: Option<Rc<Region>>,
     name: &'static str,
     helpers: Arc<Helpers>,
     shared: Arc<CoreAddress>,
@@ -58,10 +62,12 @@ impl UringDriver {
         shared: &Arc<CoreAddress>,
         helpers: &Arc<Helpers>,
         confined: bool,
+        memory: usize,
     ) -> io::Result<UringDriver> {
-        let (ring, name) = build(confined)?;
+        let (ring, name, region) = build(confined, memory)?;
         Ok(UringDriver {
             ring,
+            region: region.map(Rc::new),
             name,
             helpers: helpers.clone(),
             shared: shared.clone(),
@@ -78,7 +84,7 @@ impl UringDriver {
     /// # Errors
     /// As for [`UringDriver::new`].
     pub(crate) fn probe(confined: bool) -> io::Result<()> {
-        build(confined).map(drop)
+        build(confined, 0).map(drop)
     }
 
     fn push(&mut self, entry: &squeue::Entry) {
@@ -91,6 +97,14 @@ impl UringDriver {
             }
             self.submit_staged();
         }
+    }
+
+    /// The entry of a read into registered memory.
+    fn fixed(&self, op: IoOp) -> Option<squeue::Entry> {
+        let IoOp::Read { fd, ptr, len, offset } = op else { return None };
+        let registered = self.region.as_ref()?.contains(ptr, len as usize);
+        let entry = || opcode::ReadFixed::new(types::Fd(fd), ptr, len, 0).offset(offset).build();
+        registered.then(entry)
     }
 
     /// Submits staged entries, to make room for more.
@@ -169,8 +183,9 @@ impl UringDriver {
 }
 
 /// The operations that [`entry`] and the driver itself use.
-const OPERATIONS: [u8; 12] = [
+const OPERATIONS: [u8; 13] = [
     opcode::Read::CODE,
+    opcode::ReadFixed::CODE,
     opcode::Write::CODE,
     opcode::Readv::CODE,
     opcode::Writev::CODE,
@@ -191,8 +206,23 @@ fn restrict(ring: &IoUring) -> io::Result<()> {
     ring.submitter().register_enable_rings()
 }
 
-/// Makes a ring with the best set of flags that this kernel supports, and returns its name.
-fn build(confined: bool) -> io::Result<(IoUring, &'static str)> {
+/// Makes a region for a core with `memory` bytes of buffers and registers it with `ring`. `None` if
+/// that is too little memory for one, or if the kernel refuses (a limit on locked memory).
+fn register(ring: &IoUring, memory: usize) -> Option<Region> {
+    let region = Region::for_pool(memory)?;
+    // SAFETY: the driver keeps the region until the ring was closed. The kernel writes to the
+    // region only for operations of this ring, and each owns the buffer that it reads into.
+    let registered = unsafe { ring.submitter().register_buffers(&[region.as_iovec()]) };
+    if let Err(error) = registered {
+        tracing::debug!("the kernel registers no read buffers: {error}");
+        return None;
+    }
+    Some(region)
+}
+
+/// Makes a ring with the best set of flags that this kernel supports, for a core with `memory`
+/// bytes of buffers. Returns its name and its registered memory, too.
+fn build(confined: bool, memory: usize) -> io::Result<(IoUring, &'static str, Option<Region>)> {
     let mut last = None;
     for level in 0..3 {
         let mut builder = IoUring::builder();
@@ -217,6 +247,7 @@ fn build(confined: bool) -> io::Result<(IoUring, &'static str)> {
         }
         match builder.build(SQ_ENTRIES) {
             Ok(ring) => {
+                let region = register(&ring, memory);
                 if confined {
                     restrict(&ring)?;
                 }
@@ -226,7 +257,7 @@ fn build(confined: bool) -> io::Result<(IoUring, &'static str)> {
                         "io_uring of this kernel is too old",
                     ));
                 }
-                return Ok((ring, name));
+                return Ok((ring, name, region));
             }
             Err(e) if e.raw_os_error() == Some(libc::EINVAL) => last = Some(e),
             Err(e) => return Err(e),
@@ -302,9 +333,15 @@ impl Driver for UringDriver {
         if let IoOp::ReadV { threads: true, .. } | IoOp::WriteV { threads: true, .. } = op {
             self.jobs.push(Job { token, op });
         } else {
-            self.push(&entry(op).user_data(u64::from(token)));
+            let entry = self.fixed(op).unwrap_or_else(|| entry(op));
+            self.push(&entry.user_data(u64::from(token)));
         }
     }
+
+    fn region(&self) -> Option<Rc<Region>> {
+        self.region.clone()
+    }
+
     fn meta(&mut self, token: Token, op: MetaOp, shared: &Arc<CoreAddress>) {
         let shared = shared.clone();
         self.helpers.run(op, move |answer| shared.post(Remote::Meta(token, answer)));
@@ -460,7 +497,7 @@ mod tests {
 
     #[test]
     fn a_confined_ring_makes_no_socket_and_opens_no_file() {
-        let Ok((mut ring, _)) = build(true) else {
+        let Ok((mut ring, ..)) = build(true, 0) else {
             eprintln!("skipped: io_uring is not available here");
             return;
         };
@@ -476,11 +513,39 @@ mod tests {
         }
     }
 
+    #[test]
+    fn only_reads_into_the_region_are_fixed_and_a_ring_that_registers_nothing_has_none() {
+        const MEMORY: usize = 256 << 20;
+        let helpers = Arc::new(Helpers::start(1).unwrap());
+        let (shared, _inbox) = CoreAddress::new().unwrap();
+        let Ok(mut driver) = UringDriver::new(&shared, &helpers, false, MEMORY) else {
+            eprintln!("skipped: io_uring is not available here");
+            return;
+        };
+        let read = |ptr: *mut u8, len| IoOp::Read { fd: 0, ptr, len, offset: 0 };
+        let base: *mut u8 = Region::for_pool(MEMORY).unwrap().as_iovec().iov_base.cast();
+        assert!(driver.fixed(read(base, 512)).is_none(), "another region");
+        if let Some(region) = &driver.region {
+            let all = region.as_iovec();
+            let (base, len): (*mut u8, _) = (all.iov_base.cast(), all.iov_len as u32);
+            assert!(driver.fixed(read(base, len)).is_some());
+            assert!(driver.fixed(read(base.wrapping_add(512), len - 512)).is_some());
+            assert!(driver.fixed(read(base.wrapping_add(512), len)).is_none());
+            assert!(driver.fixed(read(base.wrapping_sub(512), 512)).is_none());
+            let write = IoOp::Write { fd: 0, ptr: base, len: 512, offset: 0 };
+            assert!(driver.fixed(write).is_none());
+            // The kernel refuses a second registration.
+            assert!(register(&driver.ring, MEMORY).is_none());
+        }
+        driver.region = None;
+        assert!(driver.fixed(read(base, 512)).is_none());
+    }
+
     /// Returns how many reads were in flight when the core stopped; `None` without io_uring.
     fn stop_with_reads_in_flight(path: &std::path::Path) -> Option<usize> {
         let helpers = Arc::new(Helpers::start(1).unwrap());
         let (shared, inbox) = CoreAddress::new().unwrap();
-        let driver = match UringDriver::new(&shared, &helpers, true) {
+        let driver = match UringDriver::new(&shared, &helpers, true, READS * LEN) {
             Ok(driver) => driver,
             Err(e) => {
                 // Containers forbid it; the epoll driver's tests cover this.

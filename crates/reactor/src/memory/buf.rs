@@ -29,6 +29,7 @@ use std::ops::{Deref, DerefMut, Range};
 use std::ptr::NonNull;
 use std::rc::{Rc, Weak};
 
+use crate::memory::region::{REGION_BYTES, Region, UNIT};
 use crate::wait::Event;
 
 /// Alignment of every buffer in bytes: the smallest logical block of disks.
@@ -54,8 +55,11 @@ fn class_of(len: usize) -> usize {
     8 + (pow as usize - 12) * 4 + steps - 1
 }
 
-/// Capacity in bytes of a class.
+/// Capacity in bytes of a class, also of those of registered buffers.
 fn class_size(class: usize) -> usize {
+    if class >= CLASSES {
+        return (class - CLASSES + 1) * UNIT;
+    }
     if class < 8 {
         return (class + 1) * 512;
     }
@@ -114,6 +118,8 @@ struct PoolState {
     /// A buffer or a promise was returned.
     freed: Event,
     spares: RefCell<Vec<Weak<dyn Spare>>>,
+    /// Memory that is registered with the core's ring. The limit does not include it.
+    region: Option<Rc<Region>>,
 }
 
 impl PoolState {
@@ -134,11 +140,22 @@ impl PoolState {
     }
 
     fn put(&self, memory: Memory, class: usize) {
-        let size = class_size(class);
-        self.used.set(self.used.get() - size);
-        self.free_bytes.set(self.free_bytes.get() + size);
-        self.free.borrow_mut()[class].push(memory);
+        if class >= CLASSES {
+            self.put_registered(memory, class - CLASSES + 1);
+        } else {
+            let size = class_size(class);
+            self.used.set(self.used.get() - size);
+            self.free_bytes.set(self.free_bytes.get() + size);
+            self.free.borrow_mut()[class].push(memory);
+        }
         self.freed.notify_all();
+    }
+
+    fn put_registered(&self, memory: Memory, units: usize) {
+        if let Some(region) = &self.region {
+            region.give(memory.ptr, units);
+        }
+        self.counts.borrow_mut().free.push(memory.count);
     }
 
     /// Frees recycled buffers until `need` bytes fit under the limit.
@@ -175,6 +192,12 @@ pub struct Pool(Rc<PoolState>);
 impl Pool {
     /// An empty pool that will never hold more than `limit` bytes of buffers.
     pub fn new(limit: usize) -> Pool {
+        Pool::with_region(limit, None)
+    }
+
+    /// The same; `limit` includes the bytes of a region, which is registered with the core's ring.
+    pub(crate) fn with_region(limit: usize, region: Option<Rc<Region>>) -> Pool {
+        let limit = limit - region.as_ref().map_or(0, |_| REGION_BYTES);
         Pool(Rc::new(PoolState {
             limit: Cell::new(limit),
             used: Cell::new(0),
@@ -184,7 +207,20 @@ impl Pool {
             counts: RefCell::default(),
             freed: Event::new(),
             spares: RefCell::default(),
+            region,
         }))
+    }
+
+    /// A buffer of `len` bytes that is registered with the core's ring, if one is free.
+    pub(crate) fn alloc_registered(&self, len: usize) -> Option<Buf> {
+        let (ptr, units) = self.0.region.as_ref()?.take(len)?;
+        let memory = Memory { ptr, count: self.0.counts.borrow_mut().place() };
+        Some(Buf { memory, class: (CLASSES + units - 1) as u32, len, pool: self.clone() })
+    }
+
+    /// Bytes registered with the core's ring, beside the limit.
+    pub fn registered(&self) -> usize {
+        self.0.region.as_ref().map_or(0, |_| REGION_BYTES)
     }
 
     /// A buffer of `len` bytes, or `None` when the budget is used up or `len > BUF_MAX`.
@@ -263,12 +299,12 @@ impl Pool {
         &self.0.freed
     }
 
-    /// Bytes in buffers in use.
+    /// Bytes in buffers in use, without registered ones.
     pub fn used(&self) -> usize {
         self.0.used.get()
     }
 
-    /// The budget in bytes.
+    /// The budget in bytes, without registered memory.
     pub fn limit(&self) -> usize {
         self.0.limit.get()
     }
@@ -548,6 +584,33 @@ mod tests {
         for len in [512, 4096, 8192, 64 << 10, 256 << 10, 1 << 20] {
             assert_eq!(class_size(class_of(len)), len);
         }
+    }
+
+    #[test]
+    fn registered_buffers_are_beside_the_limit_and_return_with_their_last_holder() {
+        let region = Region::for_pool(256 << 20).map(Rc::new);
+        let pool = Pool::with_region(256 << 20, region);
+        assert_eq!(pool.limit() + pool.registered(), 256 << 20);
+        for _ in 0..2 {
+            let mut all: Vec<SharedBuf> = Vec::new();
+            while let Some(mut buf) = pool.alloc_registered(5000) {
+                assert_eq!((buf.len(), buf.capacity()), (5000, 8192));
+                buf.fill(all.len() as u8);
+                all.push(buf.share());
+            }
+            assert_eq!(all.len() * 8192, pool.registered());
+            assert_eq!(pool.used(), 0);
+            let last = Slice::new(all.last().unwrap().clone(), 10..20);
+            let of_its_own = |(n, buf): (usize, &SharedBuf)| buf.iter().all(|&b| b == n as u8);
+            assert!(all.iter().enumerate().all(of_its_own));
+            drop(all);
+            assert_eq!(&last[..], [255; 10]);
+            let free = std::iter::from_fn(|| pool.alloc_registered(5000)).collect::<Vec<_>>();
+            assert_eq!(free.len(), 255);
+        }
+        let counts = pool.0.counts.borrow();
+        assert_eq!(counts.counts.len(), counts.free.len(), "each count is used again");
+        assert!(Pool::new(1 << 20).alloc_registered(1).is_none());
     }
 
     #[test]

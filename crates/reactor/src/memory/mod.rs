@@ -1,7 +1,8 @@
-//! Memory: aligned buffers of a core (`buf`), ranges shared with other processes, which may be lost
-//! at any time (`guard`, over the table `ranges`), and files mapped into memory (`mapping`, which
-//! is resized behind a `gate`, and `resident`, what a core knows of it); `prefetch` is a hint to
-//! the processor. Uses the waits of a core and the open file of `driver`.
+//! Memory: aligned buffers of a core (`buf`, and `region` for those that the ring knows), ranges
+//! shared with other processes, which may be lost at any time (`guard`, over the table `ranges`),
+//! and files mapped into memory (`mapping`, which is resized behind a `gate`, and `resident`, what
+//! a core knows of it); `prefetch` is a hint to the processor. Uses the waits of a core and the
+//! open file of `driver`.
 
 pub(crate) mod buf;
 pub(crate) mod gate;
@@ -9,4 +10,5 @@ pub(crate) mod guard;
 pub(crate) mod mapping;
 pub(crate) mod prefetch;
 pub(crate) mod ranges;
+pub(crate) mod region;
 pub(crate) mod resident;

@@ -90,6 +90,48 @@ async fn read_many(core: &Core, file: &File, depth: usize, count: usize) {
     }
 }
 
+/// Has 600 readers read runs of up to 128 blocks, into registered buffers while there are some. A
+/// third of the readers holds on to its buffer.
+async fn read_registered(core: &Core, file: &File) {
+    let readers: Vec<_> = (0..600)
+        .map(|n| {
+            let (core, file) = (core.clone(), file.clone());
+            core.clone().spawn(Class::Foreground, async move {
+                for round in 0..4 {
+                    let blocks = 1 + core.random_u64() % if round == 0 { 128 } else { 20 };
+                    let first = core.random_u64() % (BLOCKS - blocks);
+                    let len = blocks as usize * 512;
+                    let buf = match core.alloc_registered(len) {
+                        Some(buf) => buf,
+                        None => core.alloc_wait(len).await.unwrap(),
+                    };
+                    assert!(buf.len() == len && buf.capacity() >= len);
+                    let (result, buf) = file.read_at(first * 512, buf).await;
+                    assert_eq!(result.unwrap(), len);
+                    assert_blocks(&buf, first);
+                    let shared = buf.share();
+                    if n % 3 == 0 {
+                        core.sleep_ns(100_000).await;
+                        assert_blocks(&shared, first);
+                    }
+                }
+            })
+        })
+        .collect();
+    for reader in readers {
+        reader.await;
+    }
+    assert_eq!((core.operations_in_flight(), core.pool().used()), (0, 0));
+}
+
+/// Bytes of memory that this process may lock.
+fn locked_bytes_max() -> u64 {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: `limit` is live.
+    assert_eq!(unsafe { libc::getrlimit(libc::RLIMIT_MEMLOCK, &raw mut limit) }, 0);
+    limit.rlim_cur
+}
+
 /// Polls a future once, then returns it.
 async fn poll_once<F: Future + Unpin>(mut future: F) -> (Option<F::Output>, F) {
     let output = std::future::poll_fn(|cx| {
@@ -118,6 +160,56 @@ on_every_driver! {
                 }
             });
         }
+    }
+
+    /// More readers than registered buffers, which are of all lengths and come back; the others read
+    /// into plain buffers. Also on a ring that is restricted to the driver's operations.
+    fn reads_into_registered_and_plain_buffers_return_the_bytes_of_the_file(kind: DriverKind) {
+        for confined in [false, true] {
+            let path = data_file(&format!("registered-{kind:?}-{confined}"));
+            let config =
+                RuntimeConfig { memory: 256 << 20, disk_depth: 128, confined, ..config(kind) };
+            let registered = on_one_core(&config, move |core| {
+                let path = path.clone();
+                async move {
+                    for buffered in [false, true] {
+                        let file = core.attach(&core.open(&path, buffered).await.unwrap());
+                        read_registered(&core, &file).await;
+                    }
+                    (core.driver_name().starts_with("io_uring"), core.pool().registered())
+                }
+            });
+            match registered {
+                // The limit of locked memory may be lower than that of any usual system.
+                (true, bytes) => assert!(bytes > 0 || locked_bytes_max() < 8 << 20),
+                (false, bytes) => assert_eq!(bytes, 0),
+            }
+        }
+    }
+
+    /// A dropped read keeps its registered buffer until the device has filled it.
+    fn the_registered_buffer_of_a_dropped_read_comes_back_after_its_end(kind: DriverKind) {
+        const LEN: usize = 16 << 10;
+        let path = data_file(&format!("registered-dropped-{kind:?}"));
+        let config = RuntimeConfig { memory: 256 << 20, ..config(kind) };
+        on_one_core(&config, move |core| {
+            let path = path.clone();
+            async move {
+                let file = core.attach(&core.open(&path, false).await.unwrap());
+                let all = || std::iter::from_fn(|| core.alloc_registered(LEN)).collect::<Vec<_>>();
+                let bufs = all();
+                let count = bufs.len();
+                assert_eq!(count, core.pool().registered() / LEN);
+                for (n, buf) in bufs.into_iter().enumerate() {
+                    file.read_at(n as u64 % 64 * LEN as u64, buf).start();
+                }
+                assert_eq!(all().len() + core.operations_in_flight(), count);
+                while core.operations_in_flight() > 0 {
+                    core.sleep_ns(1_000_000).await;
+                }
+                assert_eq!(all().len(), count);
+            }
+        });
     }
 
     fn a_read_is_short_at_the_end_of_the_file(kind: DriverKind) {
