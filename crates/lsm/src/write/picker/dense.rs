@@ -10,7 +10,7 @@ use crate::write::picker::{Pick, Picker, Plan, Shape};
 /// Most files that are tried for one pick.
 const TRIED_MAX: usize = 64;
 /// A merge may rewrite this many entries of the next level for each tombstone.
-const REWRITTEN_MAX: u64 = 8;
+const REWRITTEN_MAX: u64 = 10;
 
 impl Picker<'_> {
     /// Whether files full of tombstones are above others.
