@@ -162,8 +162,8 @@ on_every_driver! {
         }
     }
 
-    /// More readers than registered buffers, which are of all lengths and come back; the others read
-    /// into plain buffers. Also on a ring that is restricted to the driver's operations.
+    /// More readers than registered buffers, which are of all lengths and come back; the others
+    /// read into plain buffers. Also on a ring that is restricted to the driver's operations.
     fn reads_into_registered_and_plain_buffers_return_the_bytes_of_the_file(kind: DriverKind) {
         for confined in [false, true] {
             let path = data_file(&format!("registered-{kind:?}-{confined}"));
