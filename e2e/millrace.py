@@ -91,18 +91,23 @@ def free_port():
             return port
 
 
-def serving(pid):
-    """The process that serves clients and guests: the one that was started, or the child that it launched."""
+def children(pid):
+    """The processes that a process has started. Its threads may end meanwhile."""
     while True:
-        children, changed = [], False
+        found, changed = [], False
         for task in pathlib.Path(f"/proc/{pid}/task").iterdir():
             try:
-                children += map(int, (task / "children").read_text().split())
+                found += map(int, (task / "children").read_text().split())
             except (FileNotFoundError, ProcessLookupError):
                 # A thread has ended, perhaps because the launcher executes another program.
                 changed = True
         if not changed:
-            return max(children, default=pid)
+            return found
+
+
+def serving(pid):
+    """The process that serves clients and guests: the one that was started, or the child that it launched."""
+    return max(children(pid), default=pid)
 
 
 class Server:

@@ -94,10 +94,7 @@ def reads(node, name):
 
 def family(pid):
     """A process and all its descendants."""
-    own = [pid]
-    for task in pathlib.Path(f"/proc/{pid}/task").glob("*/children"):
-        own += [one for child in task.read_text().split() for one in family(int(child))]
-    return own
+    return [pid] + [one for child in millrace.children(pid) for one in family(child)]
 
 
 def runs(pid):
