@@ -1,7 +1,6 @@
 //! The `kv` commands that write to a directory: a core of this process opens it as a node would,
 //! with the exclusive lock, so that the number of keys stays exact.
 
-use std::cell::Cell;
 use std::collections::VecDeque;
 use std::future::Future;
 use std::path::PathBuf;
@@ -43,13 +42,8 @@ async fn open(core: &Core, target: &Target, write: WriteOptions) -> Result<Opene
     let options = OpenOptions { cache_bytes: POOL_BYTES / 4, ..OpenOptions::default() };
     let write = WriteOptions { adopt: target.adopt, ..write };
     let name = target.column_family.as_deref().unwrap_or("default");
-    let family = Cell::new(0);
-    let agrees = async |db: Option<&Db>| {
-        family.set(node::family_of(db, name)?);
-        Ok(())
-    };
-    let (db, writer) = node::open_for_writing(core, &path, options, write, agrees).await?;
-    let family = family.get();
+    let agrees = async |db: Option<&Db>| node::family_of(db, name);
+    let (db, writer, family) = node::open_for_writing(core, &path, options, write, agrees).await?;
     let shard = Shard::of_family(core, db.attach(core), writer, family);
     Ok(Opened { path, shard, db, family })
 }

@@ -126,16 +126,14 @@ async fn in_directory(
     interrupted: &Cell<bool>,
 ) -> Result<Value, Failure> {
     let write = WriteOptions { create: false, adopt: args.adopt, ..WriteOptions::default() };
-    let family = Cell::new(0);
     let agrees = async |db: Option<&Db>| {
-        let Some(db) = db else { return Ok(()) };
+        let Some(db) = db else { return node::family_of(None, &args.column_family) };
         let (from, to) = (range.from.as_deref(), range.to.as_deref());
-        family.set(db.may_compact(&args.column_family, from, to)?);
-        Ok(())
+        db.may_compact(&args.column_family, from, to)
     };
-    let (db, writer) = open_closed(core, data, write, agrees).await?;
+    let (db, writer, family) = open_closed(core, data, write, agrees).await?;
     let shard = Shard::new(core, db.attach(core), writer);
-    let done = compacted(core, &shard, family.get(), range, interrupted).await;
+    let done = compacted(core, &shard, family, range, interrupted).await;
     let closed = shard.close().await;
     let done = done?;
     closed.map_err(|error| node::explain(data, &error))?;

@@ -301,12 +301,12 @@ pub fn show(bar: &ProgressBar, done: u64, total: u64) {
 }
 
 /// Opens a closed directory for a command that can also ask a running node. Suspends for the disk.
-pub(super) async fn open_closed(
+pub(super) async fn open_closed<T>(
     core: &Core,
     data: &Path,
     write: WriteOptions,
-    agrees: impl AsyncFn(Option<&Db>) -> lsm::Result<()>,
-) -> Result<(Db, Writer), Failure> {
+    agrees: impl AsyncFn(Option<&Db>) -> lsm::Result<T>,
+) -> Result<(Db, Writer, T), Failure> {
     let options = OpenOptions { cache_bytes: POOL_BYTES / 4, ..OpenOptions::default() };
     node::open_for_writing(core, data, options, write, agrees).await.map_err(|error| {
         let is_locked = error.kind() == node::Kind::Locked;

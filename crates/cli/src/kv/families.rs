@@ -1,6 +1,5 @@
 //! `kv column-families`, on a directory.
 
-use std::cell::Cell;
 use std::fmt::Write as _;
 
 use lsm::{ColumnFamilyOptions, Comparator, Db, FamilyStat, OpenOptions, WriteOptions, Writer};
@@ -75,7 +74,7 @@ fn create(name: String, descending: bool, place: FamiliesPlace) -> Result<Verdic
         let options = ColumnFamilyOptions { comparator };
         let may =
             async |db: Option<&Db>| db.map_or(Ok(()), |db| db.may_create_column_family(&name));
-        let (_, writer) = open(&core, &place, may).await?;
+        let (writer, ()) = open(&core, &place, may).await?;
         let created = writer.create_column_family(&name, options).await;
         let id = close(&writer, created, &place).await?;
         say(&place, &json!({ "created": name, "id": id }))
@@ -85,28 +84,24 @@ fn create(name: String, descending: bool, place: FamiliesPlace) -> Result<Verdic
 fn drop_family(name: String, place: FamiliesPlace) -> Result<Verdict, Failure> {
     let io = place.io;
     on_core(io, async move |core| {
-        let found = Cell::new(0);
-        let may = async |db: Option<&Db>| {
-            let id = db.map_or(Ok(0), |db| db.may_drop_column_family(&name))?;
-            found.set(id);
-            Ok(())
-        };
-        let (_, writer) = open(&core, &place, may).await?;
-        let id = found.get();
+        let may = async |db: Option<&Db>| db.map_or(Ok(0), |db| db.may_drop_column_family(&name));
+        let (writer, id) = open(&core, &place, may).await?;
         let dropped = writer.drop_column_family(id).await;
         close(&writer, dropped, &place).await?;
         say(&place, &json!({ "dropped": name, "id": id }))
     })
 }
 
-async fn open(
+async fn open<T>(
     core: &Core,
     place: &FamiliesPlace,
-    may: impl AsyncFn(Option<&Db>) -> lsm::Result<()>,
-) -> Result<(Db, Writer), Failure> {
+    may: impl AsyncFn(Option<&Db>) -> lsm::Result<T>,
+) -> Result<(Writer, T), Failure> {
     let options = OpenOptions { cache_bytes: POOL_BYTES / 4, ..OpenOptions::default() };
     let write = WriteOptions { create: false, ..WriteOptions::default() };
-    Ok(node::open_for_writing(core, &place.data, options, write, may).await?)
+    let (_, writer, answer) =
+        node::open_for_writing(core, &place.data, options, write, may).await?;
+    Ok((writer, answer))
 }
 
 /// Closes the database. If both the command and the closing fail, returns the command's failure.

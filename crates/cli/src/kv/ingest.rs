@@ -1,7 +1,6 @@
 //! `kv ingest`: this process verifies the files and puts them into the database's directory; a
 //! node, or this process, adds them to the database.
 
-use std::cell::Cell;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
@@ -132,20 +131,19 @@ async fn into_directory(
     moves: bool,
     into: &Original,
 ) -> Result<Value, Failure> {
-    let family = Cell::new(0);
     let agrees = async |db: Option<&Db>| {
-        family.set(node::family_of(db, &column_family)?);
-        match db {
-            Some(db) => db.may_ingest(core, family.get(), files).await,
-            None => Ok(()),
+        let family = node::family_of(db, &column_family)?;
+        if let Some(db) = db {
+            db.may_ingest(core, family, files).await?;
         }
+        Ok(family)
     };
-    let (db, writer) = open_closed(core, data, WriteOptions::default(), agrees).await?;
+    let (db, writer, family) = open_closed(core, data, WriteOptions::default(), agrees).await?;
     let shard = Shard::new(core, db.attach(core), writer);
     let ingest = async {
         let numbers = shard.reserve_files(files.len());
         place(core, files, &numbers, data, moves, into).await?;
-        let ingested = vec![IngestFiles { family: family.get(), numbers: numbers.clone() }];
+        let ingested = vec![IngestFiles { family, numbers: numbers.clone() }];
         let ingested = shard.ingest(ingested, false).await;
         ingested.map_err(|error| named(failure(data.to_owned(), &error), data, files, &numbers))
     };

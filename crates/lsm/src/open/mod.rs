@@ -103,40 +103,44 @@ impl Db {
         options: OpenOptions,
         write: WriteOptions,
     ) -> Result<(Db, Writer)> {
-        Db::open_for_writing_if(core, path, options, write, async |_| Ok(())).await
+        let agrees = async |_: Option<&Db>| Ok(());
+        let (db, writer, ()) = Db::open_for_writing_if(core, path, options, write, agrees).await?;
+        Ok((db, writer))
     }
 
     /// The same, if the caller agrees with what is found, after the gate: the database, or nothing
-    /// if one is to be created. It is asked before anything is changed, perhaps twice. Writes in
-    /// logs that do not fit in memory are not visible yet.
+    /// if one is to be created. It is asked before anything is changed, perhaps twice; its last
+    /// answer is returned. Writes in logs that do not fit in memory are not visible yet.
     ///
     /// # Errors
     /// As for [`Db::open_for_writing`], and those of the caller.
-    pub async fn open_for_writing_if(
+    pub async fn open_for_writing_if<T>(
         core: &Core,
         path: &Path,
         options: OpenOptions,
         write: WriteOptions,
-        agrees: impl AsyncFn(Option<&Db>) -> Result<()>,
-    ) -> Result<(Db, Writer)> {
+        agrees: impl AsyncFn(Option<&Db>) -> Result<T>,
+    ) -> Result<(Db, Writer, T)> {
         let dir = Dir::new(core, path);
         let consent = Consent { adopt: write.adopt };
         let loader = || Loader::new(core, &dir, &options, Some(consent)).with(&write);
         // A directory that is refused stays as it was, without a LOCK file if it had none.
         match directory::contents(&dir, write.create).await? {
-            Contents::UnlockedDatabase => agrees(Some(&loader().load(None).await?.db)).await?,
-            Contents::Nothing => agrees(None).await?,
+            Contents::UnlockedDatabase => drop(agrees(Some(&loader().load(None).await?.db)).await?),
+            Contents::Nothing => drop(agrees(None).await?),
             Contents::Database => {}
         }
         let lock = create::lock(&dir).await?;
-        let is_new = directory::contents(&dir, write.create).await? == Contents::Nothing;
-        if is_new {
+        let mut answer = None;
+        if directory::contents(&dir, write.create).await? == Contents::Nothing {
+            answer = Some(agrees(None).await?);
             create::create(core, &dir, &write).await?;
         }
         let Loaded { db, long_logs, blob_tails } = loader().load(Some(lock)).await?;
-        if !is_new {
-            agrees(Some(&db)).await?;
-        }
+        let answer = match answer {
+            Some(answer) => answer,
+            None => agrees(Some(&db)).await?,
+        };
         adopt::note(&dir, &db).await?;
         let manifest = create::take_over(core, &dir, &db, &write).await?;
         // Without a new MANIFEST a power cut may restore an older state, which needs more logs.
@@ -155,6 +159,6 @@ impl Db {
             }
         };
         writer.start(keys).await?;
-        Ok((db, writer))
+        Ok((db, writer, answer))
     }
 }

@@ -248,8 +248,11 @@ async fn open_database(
         let before_holds = || predecessor.as_ref().is_some_and(|before| before.may_hold_locks());
         error.kind() == Kind::Locked && (before_holds() || patience.lasts(core))
     };
-    let (db, writer) = if config.read_only {
-        (patiently(core, held, async || open(core, data, options.clone()).await).await?, None)
+    let (db, writer, family) = if config.read_only {
+        let db = patiently(core, held, async || open(core, data, options.clone()).await).await?;
+        let family = db.column_family(&config.column_family);
+        let family = family.map_err(|error| explain(data, &error))?;
+        (db, None, family)
     } else {
         let write = WriteOptions {
             durability: config.durability,
@@ -259,11 +262,11 @@ async fn open_database(
             blob_space_max_ratio: config.blob_space_max_ratio,
             ..WriteOptions::default()
         };
-        let agrees = async |db: Option<&Db>| family_of(db, &config.column_family).map(drop);
+        let agrees = async |db: Option<&Db>| family_of(db, &config.column_family);
         let open =
             async || open_for_writing(core, data, options.clone(), write.clone(), agrees).await;
-        let (db, writer) = patiently(core, held, open).await?;
-        (db, Some(writer))
+        let (db, writer, family) = patiently(core, held, open).await?;
+        (db, Some(writer), family)
     };
     let first_free = listeners[0].try_clone().map_or(0, |fd| fd.as_raw_fd().unsigned_abs().into());
     for warning in db.warnings() {
@@ -286,8 +289,6 @@ async fn open_database(
     };
     let clients_max = clients_max(core.cores(), descriptors_max(), first_free)?;
     let password = config.password.clone();
-    let family = db.column_family(&config.column_family);
-    let family = family.map_err(|error| explain(data, &error))?;
     let settings = kv::Settings { family, password, clients_max, ..budget.door() };
     let door = kv::NodeState::new(core.cores(), settings, description);
     let shard = writer

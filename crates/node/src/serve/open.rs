@@ -24,13 +24,13 @@ pub async fn open(core: &Core, path: &Path, options: OpenOptions) -> Result<Db, 
 ///
 /// # Errors
 /// As for [`Db::open_for_writing_if`], with advice.
-pub async fn open_for_writing(
+pub async fn open_for_writing<T>(
     core: &Core,
     path: &Path,
     options: OpenOptions,
     write: WriteOptions,
-    agrees: impl AsyncFn(Option<&Db>) -> lsm::Result<()>,
-) -> Result<(Db, Writer), Error> {
+    agrees: impl AsyncFn(Option<&Db>) -> lsm::Result<T>,
+) -> Result<(Db, Writer, T), Error> {
     let explain = |error| explain(path, &error);
     if write.create && is_missing(core, path).await {
         agrees(None).await.map_err(explain)?;
