@@ -30,7 +30,7 @@ use std::sync::Arc;
 use crate::error::{Error, Kind, Result};
 use crate::version::Version;
 use crate::write::commit::GROUP_BYTES;
-use crate::write::controller::{self, Admission, Drain};
+use crate::write::controller::{self, Admission, Drain, Level0};
 use crate::write::pace::Pace;
 use crate::write::picker::{Memory, Picker, Plan};
 use crate::write::retry::Task;
@@ -55,13 +55,17 @@ pub(crate) struct Paces {
     pub merge: Arc<Pace>,
     /// Of the collection of garbage in blob files.
     pub blob_gc: Arc<Pace>,
+    /// Flushes and merges run as fast as they can, but for limits of users.
+    hurry: Cell<bool>,
     /// How long the last memtables took to fill, and when they were full, in nanoseconds.
     fill_ns: Cell<u64>,
     filled_at_ns: Cell<u64>,
     /// The debt of the version of this epoch, after this many jobs had begun or ended.
     debt: Cell<Option<((u64, u64), Debt)>>,
+    /// The families whose level 0 may have a pressure, at that time.
+    level0s: RefCell<Vec<(u32, Level0)>>,
     /// The rates at which level 0 and memtables empty.
-    level0: Cell<Drain>,
+    drained: Cell<Drain>,
     flushed: Cell<Drain>,
     /// The rate at which blob files are freed.
     blobs: Cell<Drain>,
@@ -73,18 +77,30 @@ pub(crate) struct Paces {
     left_level0: Cell<u64>,
 }
 
-/// What merges have to do.
+/// What merges have to do when a job begins or ends.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct Debt {
     /// Files of level 0 that merges can reduce, of the family that has most.
     pub files: usize,
-    /// Files of level 0 at which that family stalls, and at which an overload settles.
+    /// Files of level 0 at which that family stalls.
     pub files_stop: usize,
-    pub files_settled: usize,
     /// Bytes that merges have to read and write, about.
     pub bytes: u64,
+    /// The pressure of these bytes.
+    pressure: f64,
+    /// Files that the level 0 of any family without a pressure may get until an overload settles.
+    room: f64,
+}
+
+/// What merges are behind at this moment.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Backlog {
     /// See `controller.rs`.
     pub pressure: f64,
+    /// Files that level 0 may get until an overload settles; not positive beyond.
+    room: f64,
+    /// A family has so many files in level 0 that they are to be merged.
+    is_due: bool,
 }
 
 impl Paces {
@@ -93,10 +109,12 @@ impl Paces {
             flush: Arc::default(),
             merge: Arc::default(),
             blob_gc: Arc::default(),
+            hurry: Cell::new(true),
             fill_ns: Cell::new(0),
             filled_at_ns: Cell::new(now_ns),
             debt: Cell::new(None),
-            level0: Cell::default(),
+            level0s: RefCell::default(),
+            drained: Cell::default(),
             flushed: Cell::default(),
             blobs: Cell::default(),
             admission: Cell::default(),
@@ -142,7 +160,21 @@ impl Drop for Unnotified {
 }
 
 impl WriteState {
-    /// What merges have to do.
+    /// What merges are behind, with the work that running ones have done.
+    pub fn backlog(&self) -> Backlog {
+        let debt = self.debt();
+        let mut backlog = Backlog { pressure: debt.pressure, room: debt.room, is_due: false };
+        for &(family, level0) in &*self.paces.level0s.borrow() {
+            let merged = self.merges.level0_merged(family);
+            let left = level0.left(merged);
+            backlog.pressure = backlog.pressure.max(level0.pressure(merged));
+            backlog.room = backlog.room.min(level0.settled - left);
+            backlog.is_due |= left > level0.due;
+        }
+        backlog
+    }
+
+    /// What merges had to do when the last job began or ended.
     pub fn debt(&self) -> Debt {
         let version = self.db.0.current.load();
         let now = (version.epoch, self.merges.changes());
@@ -159,7 +191,9 @@ impl WriteState {
     fn debt_of(&self, version: &Version) -> Debt {
         let left_alone = |slot| self.merges.quarantine.holds(version, slot);
         let memory = Memory { files: usize::MAX, bytes: u64::MAX };
-        let mut all = Debt { files_stop: usize::MAX, files_settled: 1, ..Debt::default() };
+        let mut all = Debt { files_stop: usize::MAX, room: f64::MAX, ..Debt::default() };
+        let mut level0s = self.paces.level0s.borrow_mut();
+        level0s.clear();
         for family in version.families.iter().filter(|family| family.refused.is_none()) {
             let options = &family.options;
             if options.manual_only {
@@ -178,17 +212,18 @@ impl WriteState {
                 aged: &[],
             };
             let (shape, sizes) = picker.shape();
-            let debt = shape.debt(options, &sizes);
+            let debt = shape.debt(&sizes);
             let bytes = sizes.bytes.iter().sum();
-            let files = sizes.level0_files;
-            let pressure = controller::pressure(options, files, debt, bytes);
+            let level0 = Level0::new(options, sizes.level0_files, sizes.level0_due);
             all.bytes += debt;
-            if files >= all.files {
-                all.files = files;
-                all.files_stop = options.level0_stop;
-                all.files_settled = controller::settled_files(options);
+            if level0.files >= all.files {
+                (all.files, all.files_stop) = (level0.files, level0.stop);
             }
-            all.pressure = all.pressure.max(pressure);
+            all.pressure = all.pressure.max(controller::debt_pressure(options, debt, bytes));
+            match level0.counts() {
+                true => level0s.push((family.id, level0)),
+                false => all.room = all.room.min(level0.settled - level0.left(0.0)),
+            }
         }
         all
     }
@@ -222,28 +257,29 @@ impl WriteState {
     fn follow_debt(&self) {
         let Paces { flush, merge, fill_ns, .. } = &self.paces;
         let fill_ns = fill_ns.get();
-        let debt = self.debt();
+        let (debt, backlog) = (self.debt(), self.backlog());
         let waiting = self.flushes.waiting.borrow().len();
         let is_closing = self.is_closing();
-        let urgency = if is_closing { 1.0 } else { controller::urgency(debt.pressure) };
+        let urgency = if is_closing { 1.0 } else { controller::urgency(backlog.pressure) };
         let few_memtables = if waiting >= WAITING_MAX { FLUSH_URGENCY } else { 0.0 };
         flush.set_urgency(urgency.max(few_memtables));
         merge.set_urgency(urgency);
         let hurry = fill_ns == 0
-            || debt.files >= debt.files_settled
-            || debt.pressure >= controller::LIMITED
+            || backlog.room <= 0.0
+            || backlog.pressure >= controller::LIMITED
             || waiting > 1
             || is_closing
             || self.has_failed();
+        self.paces.hurry.set(hurry);
         if hurry {
             flush.hurry();
             merge.hurry();
             return;
         }
         flush.set(self.options.memtable_bytes as u64, fill_ns / 2);
-        let fills = (debt.files_settled - debt.files).max(1) as u64;
         let left = debt.bytes.max(self.merges.bytes_left());
-        merge.set(left / self.merges.parts().max(1) as u64, fill_ns.saturating_mul(fills));
+        let ns = fill_ns as f64 * backlog.room.max(1.0);
+        merge.set(left / self.merges.parts().max(1) as u64, ns as u64);
     }
 
     /// Delays the next group while flushes or merges lag.
@@ -262,15 +298,15 @@ impl WriteState {
     /// The rate at which writes are admitted, in bytes per second; `None` for no limit.
     fn rate(&self) -> Option<f64> {
         let now_ns = self.core.now_ns();
-        let debt = self.debt();
-        let mut level0 = self.paces.level0.get();
-        if debt.pressure < controller::LIMITED / 2.0 {
-            level0.pause();
-        } else {
+        let mut drained = self.paces.drained.get();
+        let is_draining = self.merges.drains_level0() || self.backlog().is_due;
+        if is_draining && self.paces.hurry.get() {
             let under_way = self.merges.left_level0();
-            level0.sample(now_ns, self.paces.left_level0.get() + under_way);
+            drained.sample(now_ns, self.paces.left_level0.get() + under_way);
+        } else {
+            drained.pause();
         }
-        self.paces.level0.set(level0);
+        self.paces.drained.set(drained);
         let waiting = self.flushes.waiting.borrow().len();
         let mut flushed = self.paces.flushed.get();
         if waiting == 0 {
@@ -291,9 +327,9 @@ impl WriteState {
     /// The rate by the last samples. Flushes and merges drain bytes of tables; values in blob files
     /// are not among these.
     pub fn admitted(&self) -> Option<f64> {
-        let (debt, level0) = (self.debt(), self.paces.level0.get());
+        let (pressure, drained) = (self.backlog().pressure, self.paces.drained.get());
         let (waiting, flushed) = (self.flushes.waiting.borrow().len(), self.paces.flushed.get());
-        let by_merges = controller::rate(debt.pressure, level0.rate());
+        let by_merges = controller::rate(pressure, drained.rate());
         let by_flushes = (waiting >= WAITING_MAX).then(|| {
             let room = 1.0 - self.flushes.filled.get().min(1.0);
             controller::rate_into_last_memtable(room, flushed.rate())

@@ -118,6 +118,18 @@ impl Merges {
         running.iter().map(|job| (job.level0 as f64 * job.progress.part()) as u64).sum()
     }
 
+    /// The files of level 0 of a family whose work running jobs have done, about.
+    pub fn level0_merged(&self, family: u32) -> f64 {
+        let running = self.running.borrow();
+        let of = |job: &Arc<Running>| job.plan.inputs.len() as f64 * job.progress.part();
+        running.iter().filter(|job| job.family == family && job.plan.start == 0).map(of).sum()
+    }
+
+    /// Whether a job moves bytes out of level 0.
+    pub fn drains_level0(&self) -> bool {
+        self.running.borrow().iter().any(|job| job.level0 > 0)
+    }
+
     /// Changes with each job that begins or ends.
     pub fn changes(&self) -> u64 {
         self.changes.get()
@@ -387,8 +399,8 @@ impl<'a> Compaction<'a> {
         let (plan, done) = (Arc::new(plan), MergeCounters::default());
         let since_ns = state.core.now_ns();
         let progress = MergeProgress::new(bytes, entries, &done);
-        let level0 = match plan.start {
-            0 => plan.inputs.iter().map(|&slot| version.meta(slot).size_bytes).sum(),
+        let level0 = match (plan.start, plan.output) {
+            (0, 1..) => plan.inputs.iter().map(|&slot| version.meta(slot).size_bytes).sum(),
             _ => 0,
         };
         let parts = ranges.len();

@@ -3,7 +3,7 @@
 
 use crate::version::{Family, Slot, Version, user_key};
 use crate::write::compaction::Running;
-use crate::write::controller;
+use crate::write::controller::{self, Level0};
 use crate::write::manual::CompactionLimits;
 use crate::write::picker::{LevelSizes, Memory, Picker, Plan, Shape};
 use crate::write::state::WriteState;
@@ -177,7 +177,7 @@ impl Writer {
         CompactionStatus {
             paused: state.merges.paused.get(),
             limits: state.merges.limits.get(),
-            pressure: debt.pressure,
+            pressure: state.backlog().pressure,
             debt_bytes: debt.bytes,
             write_bytes_per_second: state.admitted().map(|rate| rate as u64),
             merge_bytes_per_second: state.paces.merge.rate(),
@@ -250,7 +250,7 @@ pub(crate) fn shape_of(
         score,
         ..LevelCompaction::default()
     };
-    let debt = shape.debt(options, &sizes);
+    let debt = shape.debt(&sizes);
     FamilyCompaction {
         id: family.id,
         name: family.name.clone(),
@@ -266,7 +266,9 @@ pub(crate) fn shape_of(
 }
 
 fn pressure(family: &Family, sizes: &LevelSizes, debt: u64) -> f64 {
-    controller::pressure(&family.options, sizes.level0_files, debt, sizes.bytes.iter().sum())
+    let level0 = Level0::new(&family.options, sizes.level0_files, sizes.level0_due);
+    let bytes = sizes.bytes.iter().sum();
+    level0.pressure(0.0).max(controller::debt_pressure(&family.options, debt, bytes))
 }
 
 fn target(shape: &Shape, level: usize) -> Option<u64> {

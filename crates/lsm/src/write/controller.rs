@@ -3,14 +3,19 @@
 //!
 //! *Pressure* is a number from 0 to 1, the largest of:
 //!
-//! - files of level 0: 0 at `level0_file_num_compaction_trigger`, ½ at half of
-//!   `level0_slowdown_writes_trigger`, 1 at `level0_stop_writes_trigger`, linear in between;
+//! - files of level 0 that are left to merge, where a file that is being merged counts by the part
+//!   that is left of its merge: 0 at the number at which a merge begins, ½ at
+//!   `level0_file_num_compaction_trigger` more, 1 at `level0_stop_writes_trigger`, linear in
+//!   between. A merge that waits for more files, because the base is much larger, is no debt;
+//! - all files of level 0: 0 at `level0_slowdown_writes_trigger`, 1 at
+//!   `level0_stop_writes_trigger`;
 //! - bytes that merges are behind ([`Shape::debt`](crate::write::picker::Shape::debt)): 0 at half
 //!   of the family's bytes (1 GiB if that is more), ½ at twice, 1 at four times as many; or
 //!   earlier, at `soft_pending_compaction_bytes_limit` and `hard_pending_compaction_bytes_limit`.
 //!
 //! *Drain* is the rate at which bytes leave level 0, smoothed over some seconds. It is what the
-//! database can take for long.
+//! database can take for long. So only the time counts in which merges are due or out of level 0,
+//! and run as fast as they can.
 //!
 //! Blob files have a pressure of their own, while their garbage is collected: 0 where collection
 //! begins, 1 at the limit of their space, linear in between. Its drain is the rate at which
@@ -34,8 +39,11 @@ const BURST_NS: u64 = 5_000_000;
 const SMOOTHED_NS: f64 = 5e9;
 /// Least time between two samples, in nanoseconds.
 const SAMPLE_NS: u64 = 50_000_000;
-/// The drain before anything was measured, and the least that is assumed, in bytes per second.
+/// The drain before anything was measured, and the time for which it counts in nanoseconds: the
+/// first samples may be of a merge that waits to begin.
 const DRAIN_FIRST: f64 = 200e6;
+const DRAIN_FIRST_NS: f64 = 1e9;
+/// The least drain that is assumed, in bytes per second.
 const DRAIN_MIN: f64 = 1e6;
 /// Debt in bytes that is never too much.
 const DEBT_MIN: u64 = 1 << 30;
@@ -45,16 +53,53 @@ pub(crate) const LIMITED: f64 = 0.25;
 /// Pressure at which as much is admitted as leaves level 0.
 pub(crate) const SETTLED: f64 = 0.5;
 
-/// The pressure of one family: `files` in level 0 that merges can reduce, `debt` bytes that they
-/// are behind, `bytes` in all levels.
-pub(crate) fn pressure(options: &FamilyOptions, files: usize, debt: u64, bytes: u64) -> f64 {
-    let (trigger, stop) = (options.level0_trigger as f64, options.level0_stop as f64);
-    let settled = (options.level0_slowdown as f64 / 2.0).clamp(trigger + 1.0, stop);
-    let level0 = along(files as f64, [trigger, settled, stop]);
+/// Level 0 of a family, as far as it counts for pressure.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Level0 {
+    /// Files that merges can reduce.
+    pub files: usize,
+    /// Files at which a merge begins, and at which an overload settles.
+    pub due: f64,
+    pub settled: f64,
+    /// Files from which on writes are slowed, and at which they stop.
+    slowdown: f64,
+    pub stop: usize,
+}
+
+impl Level0 {
+    /// Level 0 with `files`, of which merges take `due` at least.
+    pub fn new(options: &FamilyOptions, files: usize, due: usize) -> Level0 {
+        let (stop, slowdown) = (options.level0_stop as f64, options.level0_slowdown as f64);
+        let due = due as f64;
+        let settled = (due + options.level0_trigger as f64).min((due + stop) / 2.0).max(due + 1.0);
+        Level0 { files, due, settled, slowdown, stop: options.level0_stop }
+    }
+
+    /// Whether it may have a pressure.
+    pub fn counts(&self) -> bool {
+        self.files as f64 > self.due.min(self.slowdown)
+    }
+
+    /// The files that are left when merges have done the work of `merged` files.
+    pub fn left(&self, merged: f64) -> f64 {
+        (self.files as f64 - merged).max(0.0)
+    }
+
+    /// Its pressure when merges have done the work of `merged` files.
+    pub fn pressure(&self, merged: f64) -> f64 {
+        let stop = self.stop as f64;
+        let left = along(self.left(merged), [self.due, self.settled, stop.max(self.settled)]);
+        let middle = (self.slowdown + stop) / 2.0;
+        left.max(along(self.files as f64, [self.slowdown, middle, stop]))
+    }
+}
+
+/// The pressure of `debt` bytes that merges are behind, in a family with `bytes` in all levels.
+pub(crate) fn debt_pressure(options: &FamilyOptions, debt: u64, bytes: u64) -> f64 {
     let soft = (bytes / 2).max(DEBT_MIN).min(options.pending_soft) as f64;
     let hard = (4.0 * soft).min(options.pending_hard as f64).max(soft + 1.0);
     let middle = (2.0 * soft).min((soft + hard) / 2.0);
-    level0.max(along(debt as f64, [soft, middle, hard]))
+    along(debt as f64, [soft, middle, hard])
 }
 
 /// The pressure of blob files of `total` bytes with `live` bytes of live values, whose garbage is
@@ -62,11 +107,6 @@ pub(crate) fn pressure(options: &FamilyOptions, files: usize, debt: u64, bytes: 
 pub(crate) fn blob_pressure(total: u64, live: u64, start: f64, most: f64) -> f64 {
     let ratio = total as f64 / live.max(1) as f64;
     along(ratio, [start, (start + most) / 2.0, most])
-}
-
-/// The files of level 0 at which an overload settles.
-pub(crate) fn settled_files(options: &FamilyOptions) -> usize {
-    (options.level0_slowdown / 2).max(options.level0_trigger + 1)
 }
 
 /// 0, ½ and 1 at three points, linear in between.
@@ -90,13 +130,13 @@ pub(crate) struct Drain {
 
 impl Default for Drain {
     fn default() -> Drain {
-        Drain { rate: DRAIN_FIRST, measured_ns: 0.0, sampled: None }
+        Drain { rate: DRAIN_FIRST, measured_ns: DRAIN_FIRST_NS, sampled: None }
     }
 }
 
 impl Drain {
     /// Takes a sample: `drained` bytes in all so far. Counts only the time since the last sample;
-    /// call [`Drain::pause`] when there was nothing to drain.
+    /// call [`Drain::pause`] when there was nothing to drain, or no hurry.
     pub fn sample(&mut self, now_ns: u64, drained: u64) {
         let Some((then_ns, before)) = self.sampled else {
             self.sampled = Some((now_ns, drained));
@@ -174,14 +214,40 @@ mod tests {
     #[test]
     fn pressure_follows_the_options() {
         let options = FamilyOptions::default();
-        let of = |files| pressure(&options, files, 0, 0);
-        assert_eq!((of(0), of(4), of(10), of(36), of(99)), (0.0, 0.0, 0.5, 1.0, 1.0));
-        let of = |debt, bytes| pressure(&options, 0, debt, bytes);
+        let of = |files| Level0::new(&options, files, 4).pressure(0.0);
+        assert_eq!([0, 4, 8, 36, 99].map(of), [0.0, 0.0, 0.5, 1.0, 1.0]);
+        let of = |debt, bytes| debt_pressure(&options, debt, bytes);
         let gib = 1 << 30;
         assert_eq!((of(gib, 0), of(2 * gib, 0), of(4 * gib, 0)), (0.0, 0.5, 1.0));
         assert_eq!((of(2 * gib, 4 * gib), of(4 * gib, 4 * gib)), (0.0, 0.5));
         let limited = FamilyOptions { pending_soft: 10, pending_hard: 20, ..options };
-        assert!((pressure(&limited, 0, 15, 0) - 0.5).abs() < 0.1);
+        assert!((debt_pressure(&limited, 15, 0) - 0.5).abs() < 0.1);
+    }
+
+    #[test]
+    fn files_that_wait_for_more_or_are_merged_are_no_pressure() {
+        let options = FamilyOptions::default();
+        let of = |files, merged| Level0::new(&options, files, 12).pressure(merged);
+        assert_eq!((of(12, 0.0), of(16, 0.0)), (0.0, 0.5));
+        assert_eq!((of(16, 4.0), of(16, 2.0)), (0.0, 0.25), "by the part that is left");
+        assert_eq!((of(28, 16.0), of(36, 36.0)), (0.5, 1.0), "reads have to pass all of them");
+    }
+
+    #[test]
+    fn every_level_0_has_a_way_from_no_pressure_to_all() {
+        for (trigger, slowdown, stop) in [(1, 1, 1), (4, 4, 4), (4, 5, 6), (2, 20, 36), (9, 9, 12)]
+        {
+            let options = FamilyOptions {
+                level0_trigger: trigger,
+                level0_slowdown: slowdown,
+                level0_stop: stop,
+                ..FamilyOptions::default()
+            };
+            let of = |files| Level0::new(&options, files, trigger).pressure(0.0);
+            assert!(of(trigger.min(slowdown) - 1) == 0.0, "{options:?}");
+            assert!((0..50).all(|files| of(files) <= of(files + 1)), "{options:?}");
+            assert!(of(stop + 1) > SETTLED, "{options:?}");
+        }
     }
 
     #[test]
@@ -190,6 +256,15 @@ mod tests {
         assert_eq!((of(100), of(160), of(200), of(900)), (0.0, 0.0, 1.0, 1.0));
         assert!((of(180) - 0.5).abs() < 1e-9 && (of(170) - 0.25).abs() < 1e-9);
         assert_eq!((blob_pressure(0, 0, 1.6, 2.0), blob_pressure(9, 0, 1.6, 2.0)), (0.0, 1.0));
+    }
+
+    #[test]
+    fn a_merge_that_waits_to_begin_does_not_end_the_drain() {
+        let mut drain = Drain::default();
+        (0..10).for_each(|tenth| drain.sample(tenth * 100_000_000, 0));
+        assert!((0.4 * DRAIN_FIRST..DRAIN_FIRST).contains(&drain.rate()), "{drain:?}");
+        (10..300).for_each(|tenth| drain.sample(tenth * 100_000_000, (tenth - 9) * 1_000_000));
+        assert!((9e6..11e6).contains(&drain.rate()), "{drain:?}");
     }
 
     #[test]
@@ -214,25 +289,51 @@ mod tests {
         assert!(admission.delay_ns(1_020_000_000, 1, 1e9) < 1_000_000, "and made up for");
     }
 
-    /// Level 0 and the merges that reduce it, in steps of a millisecond. A merge takes all of
-    /// level 0, and `bytes_per_second` of it, with what it overlaps.
+    /// Level 0 and the merges that reduce it, in steps of a millisecond. A merge begins with `due`
+    /// files, and takes all of level 0. It does `bytes_per_second` of it, with what it overlaps.
+    /// Every second one waits for `blocked_ms` before, until another merge has left the base.
     struct Plant {
         options: FamilyOptions,
+        due: usize,
         memtable: f64,
         level0: f64,
         merging: Option<(f64, f64)>,
+        merges: u64,
+        blocked_ms: u64,
+        blocked_since: u64,
         drained: f64,
         bytes_per_second: f64,
     }
 
     impl Plant {
+        fn new(due: usize, blocked_ms: u64, bytes_per_second: f64) -> Plant {
+            Plant {
+                options: FamilyOptions::default(),
+                due,
+                memtable: 4e6,
+                level0: 0.0,
+                merging: None,
+                merges: 0,
+                blocked_ms,
+                blocked_since: 0,
+                drained: 0.0,
+                bytes_per_second,
+            }
+        }
+
+        fn is_due(&self) -> bool {
+            self.merging.is_none() && self.files() >= self.due
+        }
+
         fn step(&mut self, written: f64) {
-            let before = self.level0;
             self.level0 += written;
-            assert!(before <= self.level0);
-            let due = self.level0 / self.memtable >= self.options.level0_trigger as f64;
-            if self.merging.is_none() && due {
-                self.merging = Some((self.level0, self.level0));
+            if self.is_due() {
+                self.blocked_since += 1;
+                if self.merges.is_multiple_of(2) || self.blocked_since > self.blocked_ms {
+                    self.merging = Some((self.level0, self.level0));
+                    self.merges += 1;
+                    self.blocked_since = 0;
+                }
             }
             if let Some((all, left)) = &mut self.merging {
                 let done = (self.bytes_per_second / 1000.0).min(*left);
@@ -248,15 +349,16 @@ mod tests {
         fn files(&self) -> usize {
             (self.level0 / self.memtable) as usize
         }
+
+        /// The files whose work the merge has done.
+        fn merged(&self) -> f64 {
+            self.merging.map_or(0.0, |(all, left)| (all - left) / self.memtable)
+        }
     }
 
     /// Offers a load that changes in steps; returns the most files, the longest delay in
     /// milliseconds and the bytes written in each step.
-    fn run(loads: &[(u64, f64)], bytes_per_second: f64) -> (usize, u64, Vec<f64>) {
-        let options = FamilyOptions::default();
-        let memtable = 4e6;
-        let mut plant =
-            Plant { options, memtable, level0: 0.0, merging: None, drained: 0.0, bytes_per_second };
+    fn run(loads: &[(u64, f64)], mut plant: Plant) -> (usize, u64, Vec<f64>) {
         let (mut drain, mut admission) = (Drain::default(), Admission::default());
         let (mut most, mut longest, mut written) = (0, 0, Vec::new());
         let (mut now_ns, mut blocked_until, mut waiting) = (0u64, 0u64, 0.0f64);
@@ -265,17 +367,17 @@ mod tests {
             for _ in 0..seconds * 1000 {
                 now_ns += 1_000_000;
                 // Writers wait for their groups: no more than a group each is pending.
-                waiting = (waiting + load / 1000.0).min(64e3);
+                waiting = (waiting + load / 1000.0).min(256e3);
                 let mut admitted = 0.0;
                 while now_ns >= blocked_until && waiting >= 16e3 {
                     waiting -= 16e3;
                     admitted += 16e3;
-                    let files = plant.files();
-                    let pressure = pressure(&plant.options, files, 0, 0);
-                    drain.sample(now_ns, plant.drained as u64);
-                    if plant.merging.is_none() {
-                        drain.pause();
+                    let level0 = Level0::new(&plant.options, plant.files(), plant.due);
+                    match plant.merging.is_some() || plant.is_due() {
+                        true => drain.sample(now_ns, plant.drained as u64),
+                        false => drain.pause(),
                     }
+                    let pressure = level0.pressure(plant.merged());
                     let Some(rate) = rate(pressure, drain.rate()) else { continue };
                     let delay = admission.delay_ns(now_ns, 16_000, rate);
                     longest = longest.max(delay / 1_000_000);
@@ -292,19 +394,34 @@ mod tests {
 
     #[test]
     fn a_step_load_beyond_what_merges_take_settles_without_stops() {
-        // 20 s at a quarter of what merges take, 60 s at ten times as much, and back.
-        let (most, longest, written) = run(&[(20, 5e6), (60, 200e6), (20, 5e6)], 20e6);
-        assert!(most < 36, "writes stopped: {most} files");
-        assert!(longest <= 20, "{longest} ms");
-        assert!((written[0] - 5e6).abs() < 0.2e6, "the first load was limited: {written:?}");
-        assert!(written[1] > 0.85 * 20e6, "less than merges take: {written:?}");
-        assert!(written[2] > 0.98 * 5e6, "the last load was limited: {written:?}");
+        for due in [4, 12] {
+            // 20 s at a quarter of what merges take, 60 s at ten times as much, and back.
+            let loads = [(20, 5e6), (60, 200e6), (20, 5e6)];
+            let (most, longest, written) = run(&loads, Plant::new(due, 0, 20e6));
+            assert!(most < 36, "writes stopped: {most} files");
+            assert!(longest <= 20, "{longest} ms");
+            assert!((written[0] - 5e6).abs() < 0.2e6, "the first load was limited: {written:?}");
+            assert!(written[1] > 0.85 * 20e6, "less than merges take: {written:?}");
+            assert!(written[2] > 0.98 * 5e6, "the last load was limited: {written:?}");
+        }
     }
 
     #[test]
     fn a_load_just_below_what_merges_take_is_hardly_limited() {
-        let (most, _, written) = run(&[(60, 17e6)], 20e6);
+        let (most, _, written) = run(&[(60, 17e6)], Plant::new(4, 0, 20e6));
         assert!(most <= 20, "{most} files");
         assert!(written[0] > 0.97 * 17e6, "{written:?}");
+    }
+
+    #[test]
+    fn a_load_that_merges_can_take_never_waits() {
+        // Merges begin with 12 files. Half of them wait for half a second, when five files more
+        // have come. Level 0 can take 40 MB a second, or 32 with the waiting.
+        for load in [4e6, 8e6, 16e6, 22e6] {
+            let (most, longest, written) = run(&[(120, load)], Plant::new(12, 500, 40e6));
+            assert!(most < 36, "{most} files at {load}");
+            assert!(longest <= 1, "a group waited for {longest} ms at {load}");
+            assert!(written[0] > 0.99 * load, "{written:?}");
+        }
     }
 }

@@ -23,8 +23,10 @@ use crate::write::merge::LARGE_BLOCK;
 use crate::write::picker::{Memory, Pick, Picker, Plan, Shape, ends_before};
 
 /// As many times `level0_file_num_compaction_trigger`, level 0 is merged even if the other inputs
-/// are much larger, so that the merge gains little.
+/// are much larger, so that the merge gains little; or at this part of
+/// `level0_slowdown_writes_trigger`, in percent, if that is less.
 const MANY: usize = 3;
+const MANY_OF_SLOWDOWN: usize = 60;
 /// The ratio that counts as much larger.
 const MUCH_LARGER: u64 = 4;
 /// The fewest files that are merged within level 0, and how far level 0 must exceed its trigger.
@@ -90,6 +92,24 @@ impl Picker<'_> {
     /// Files of level 0 that merges into the base can reduce.
     pub(super) fn level0_files(&self, base: usize) -> usize {
         self.runs().map(|run| self.worthwhile(run, base).len()).max().unwrap_or(0)
+    }
+
+    /// Files of level 0 from which on it is merged, however much larger the other inputs are.
+    fn level0_many(&self) -> usize {
+        let options = self.options();
+        let most = options.level0_slowdown * MANY_OF_SLOWDOWN / 100;
+        (MANY * options.level0_trigger).min(most).max(options.level0_trigger)
+    }
+
+    /// Files of level 0 at which a merge begins, if level 0 has `bytes` and the base `base_bytes`.
+    pub(super) fn level0_due(&self, bytes: u64, base_bytes: u64) -> usize {
+        let trigger = self.options().level0_trigger;
+        let each = bytes / self.level(0).len().max(1) as u64;
+        match each {
+            0 => trigger,
+            each => (base_bytes.div_ceil(MUCH_LARGER * each) as usize)
+                .clamp(trigger, self.level0_many()),
+        }
     }
 
     /// A job that merges level 0 into the base.
@@ -265,12 +285,12 @@ impl Picker<'_> {
         stays: Vec<KeyRange>,
         wanted: bool,
     ) -> Pick {
-        let (base, options) = (shape.base, self.options());
+        let base = shape.base;
         let Some(overlapped) = self.overlapped_below_level0(inputs, base, &stays) else {
             return Pick::Nothing;
         };
         if !wanted
-            && inputs.len() < MANY * options.level0_trigger
+            && inputs.len() < self.level0_many()
             && self.bytes(inputs) * MUCH_LARGER < self.bytes(&overlapped)
         {
             return Pick::Nothing;

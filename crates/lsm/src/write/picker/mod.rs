@@ -225,7 +225,8 @@ impl Picker<'_> {
         }
         let shape = Shape::of(options, &bytes);
         let level0_files = self.level0_files(shape.base);
-        (shape, LevelSizes { bytes, idle, level0_files })
+        let level0_due = self.level0_due(bytes[0], bytes[shape.base]);
+        (shape, LevelSizes { bytes, idle, level0_files, level0_due })
     }
 
     fn options(&self) -> &FamilyOptions {

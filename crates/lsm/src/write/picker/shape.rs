@@ -40,6 +40,8 @@ pub(crate) struct LevelSizes {
     pub idle: Vec<u64>,
     /// Files of level 0 that a merge could take.
     pub level0_files: usize,
+    /// Files of level 0 at which a merge begins.
+    pub level0_due: usize,
 }
 
 impl Shape {
@@ -144,12 +146,12 @@ impl Shape {
 
     /// The debt: the bytes that merges have to read and write until no level exceeds its target,
     /// about. Level 0 counts once it is due.
-    pub fn debt(&self, options: &FamilyOptions, sizes: &LevelSizes) -> u64 {
+    pub fn debt(&self, sizes: &LevelSizes) -> u64 {
         let bytes = |level: usize| sizes.bytes.get(level).copied().unwrap_or(0) as f64;
         let last = self.targets.len() - 1;
         let mut debt = 0.0;
         let mut coming = 0.0;
-        if sizes.level0_files >= options.level0_trigger {
+        if sizes.level0_files >= sizes.level0_due {
             coming = bytes(0);
             debt = bytes(0) + bytes(self.base);
         }
@@ -175,7 +177,8 @@ mod tests {
     }
 
     fn sizes(level0_files: usize, bytes: &[u64]) -> LevelSizes {
-        LevelSizes { bytes: bytes.to_vec(), idle: bytes.to_vec(), level0_files }
+        let (bytes, idle) = (bytes.to_vec(), bytes.to_vec());
+        LevelSizes { bytes, idle, level0_files, level0_due: 4 }
     }
 
     #[test]
@@ -243,9 +246,9 @@ mod tests {
     fn debt_is_what_is_to_be_merged() {
         let options = options(false);
         let shape = Shape::of(&options, &[0; 7]);
-        assert_eq!(shape.debt(&options, &sizes(3, &[30 * MB, 90 * MB])), 0);
-        assert_eq!(shape.debt(&options, &sizes(4, &[5 * MB, 90 * MB])), 95 * MB);
-        let debt = shape.debt(&options, &sizes(0, &[0, 200 * MB, 400 * MB]));
+        assert_eq!(shape.debt(&sizes(3, &[30 * MB, 90 * MB])), 0);
+        assert_eq!(shape.debt(&sizes(4, &[5 * MB, 90 * MB])), 95 * MB);
+        let debt = shape.debt(&sizes(0, &[0, 200 * MB, 400 * MB]));
         assert_eq!(debt, 100 * MB + 200 * MB, "the excess, and its share of the next level");
     }
 }
