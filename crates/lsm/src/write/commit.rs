@@ -35,7 +35,7 @@ use crate::write::ingest::{self, Ingesting};
 use crate::write::job;
 use crate::write::retry::Task;
 use crate::write::state::{Generation, Pending, Request, WriteState};
-use crate::write::wal_writer::{NewLog, NotCreated, WalWriter};
+use crate::write::wal_writer::{EmptyLog, NewLog, NotCreated, WalWriter};
 
 /// Most bytes of batches in a group of more than one.
 pub(crate) const GROUP_BYTES: usize = 512 << 10;
@@ -116,13 +116,24 @@ pub(crate) async fn first_log(state: &WriteState) -> std::result::Result<WalWrit
     }
 }
 
-/// Begins a log. Leaves at least `kept` recycled logs.
+/// Begins a log: the one that was made ahead, if there is one, else a new one. Leaves at least
+/// `kept` recycled logs.
 async fn new_log(state: &WriteState, kept: usize) -> std::result::Result<WalWriter, NotCreated> {
+    let empty = match state.take_next_log().await {
+        Some(empty) => empty,
+        None => empty_log(state, kept)
+            .await
+            .map_err(|error| NotCreated { error, may_be_there: false })?,
+    };
+    empty.begin(&state.dir, state.db.visible() + 1).await
+}
+
+/// Makes a log without records. Leaves at least `kept` recycled logs.
+pub(crate) async fn empty_log(state: &WriteState, kept: usize) -> Result<EmptyLog> {
     let number = state.db.new_number();
     if number > u32::MAX.into() {
         let text = format!("no number is left for a log: {number} has more than 32 bits");
-        let error = Error::new(Kind::Unsupported, text);
-        return Err(NotCreated { error, may_be_there: false });
+        return Err(Error::new(Kind::Unsupported, text));
     }
     let new = NewLog {
         number,
@@ -133,9 +144,8 @@ async fn new_log(state: &WriteState, kept: usize) -> std::result::Result<WalWrit
         emptied: !state.db.0.stored_options.take_old_records_for_the_end(),
         durability: state.options.durability,
         room: log_room(&state.options),
-        next_sequence: state.db.visible() + 1,
     };
-    WalWriter::create(&state.core, &state.dir, new).await
+    EmptyLog::make(&state.core, &state.dir, new).await
 }
 
 pub(crate) struct Commit<'a> {
@@ -183,6 +193,7 @@ impl Commit<'_> {
         }
         if is_batch {
             state.flushes.filled.set(self.fill());
+            state.make_next_log(self.log.is_some());
             state.delay().await;
         }
         take_group(state, group);
@@ -400,6 +411,7 @@ impl Commit<'_> {
             }
             Err(NotCreated { error, may_be_there }) => {
                 if may_be_there {
+                    state.discard_next_log().await;
                     // Recovery would find the present log to go on after the end of this one.
                     self.end_log(None);
                 }
@@ -409,6 +421,8 @@ impl Commit<'_> {
     }
 
     /// Ends the log, if there is one, and begins new memtables. The old ones wait to become tables.
+    /// Without a new log none may have been made ahead: its number is smaller than that from which
+    /// on logs are needed.
     fn end_log(&mut self, new: Option<WalWriter>) {
         let state = self.state;
         let durability = state.options.durability;
@@ -448,6 +462,9 @@ impl Commit<'_> {
         state.note_broken_log(&error);
         self.failure = Some(error.clone());
         let failed_log = self.log.as_ref().map(WalWriter::number);
+        if !mutant("next_log_outlives_failure") {
+            state.discard_next_log().await;
+        }
         self.end_log(None);
         if mutant("broken_log_goes_first")
             && let Some(number) = failed_log

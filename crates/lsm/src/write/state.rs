@@ -27,6 +27,7 @@ use crate::write::compaction::{self, Merges};
 use crate::write::ingest::Ingesting;
 use crate::write::manifest_turn::SharedManifest;
 use crate::write::manifest_writer::ManifestWriter;
+use crate::write::next_log::NextLog;
 use crate::write::obsolete::ObsoleteFiles;
 use crate::write::retry::Retries;
 use crate::write::writer::WriterStats;
@@ -34,7 +35,7 @@ use crate::write::writer::WriterStats;
 /// Pause after a flush or a merge that found no memory, in nanoseconds.
 const MEMORY_PAUSE_NS: u64 = 100_000_000;
 /// The tasks that [`crate::Writer`] starts, besides those that merge.
-const TASKS: usize = 7;
+const TASKS: usize = 8;
 
 /// The state of writing.
 pub(crate) struct WriteState {
@@ -58,6 +59,7 @@ pub(crate) struct WriteState {
     pub changed: Event,
     /// The first logs of column families that were cleared.
     pub cleared: RefCell<BTreeMap<u32, u64>>,
+    pub next_log: NextLog,
     /// The number of keys of the default column family, without those in memtables.
     pub keys_in_tables: Cell<Option<u64>>,
     next_epoch: Cell<u64>,
@@ -223,6 +225,7 @@ impl WriteState {
             },
             changed: Event::default(),
             cleared: RefCell::default(),
+            next_log: NextLog::default(),
             keys_in_tables: Cell::new(db.0.manifest.keys),
             next_epoch: Cell::new(epochs.unwrap_or(0) + 1),
             stats: Cell::default(),

@@ -43,8 +43,6 @@ pub(crate) struct NewLog {
     pub durability: Durability,
     /// Space that it reserves on the disk, in bytes.
     pub room: u64,
-    /// The sequence of its first batch.
-    pub next_sequence: u64,
 }
 
 /// A log could not be created.
@@ -70,20 +68,23 @@ pub(crate) struct WalWriter {
     broken: bool,
 }
 
-impl WalWriter {
-    /// Creates a log, from a recycled one if there is one. Its name is durable when this returns.
-    /// Suspends for the disk.
+/// A log without records. Its name is durable.
+pub(crate) struct EmptyLog {
+    number: u64,
+    name: String,
+    file: File,
+    durability: Durability,
+    room: u64,
+}
+
+impl EmptyLog {
+    /// Makes a log, from a recycled one if there is one. Suspends for the disk.
     ///
     /// # Errors
     /// The device's.
-    pub async fn create(
-        core: &Core,
-        dir: &Dir,
-        new: NewLog,
-    ) -> std::result::Result<WalWriter, NotCreated> {
-        let NewLog { number, recycled, emptied, durability, room, next_sequence } = new;
+    pub async fn make(core: &Core, dir: &Dir, new: NewLog) -> Result<EmptyLog> {
+        let NewLog { number, recycled, emptied, durability, room } = new;
         let name = FileName::Wal(number).to_string();
-        let io = |e: std::io::Error| Error::io(&name, &e).of_new_file();
         let mark = dir.mark();
         let mode = match durability {
             Durability::Process => Mode::Buffered,
@@ -91,30 +92,55 @@ impl WalWriter {
         };
         let old = recycled.map(|number| FileName::Temp(number).to_string());
         let made = async {
-            if let Some(old) = &old {
-                let room = emptied.then_some(room);
-                let reopened = WalWriter::reopen(core, dir, &name, old, mode, room).await?;
-                if let Some(file) = reopened {
-                    return Ok(file);
+            let reopened = match &old {
+                Some(old) => {
+                    let room = emptied.then_some(room);
+                    WalWriter::reopen(core, dir, &name, old, mode, room).await?
                 }
-            }
-            let file = core.attach(&dir.create_or_empty(&name, mode).await?);
-            WalWriter::allocate(&file, room).await?;
+                None => None,
+            };
+            let file = match reopened {
+                Some(file) => file,
+                None => {
+                    let file = core.attach(&dir.create_or_empty(&name, mode).await?);
+                    WalWriter::allocate(&file, room).await?;
+                    file
+                }
+            };
+            dir.sync_since(mark).await?;
             Ok(file)
         };
-        let file = match made.await {
-            Ok(file) => file,
+        match made.await {
+            Ok(file) => Ok(EmptyLog { number, name, file, durability, room }),
             Err(error) => {
                 // It holds nothing. If it cannot be removed, recovery finds an empty log.
                 for name in old.iter().chain([&name]) {
                     let _ = dir.remove(name).await;
                 }
-                return Err(NotCreated { error: io(error), may_be_there: false });
+                let error: std::io::Error = error;
+                Err(Error::io(&name, &error).of_new_file())
             }
-        };
+        }
+    }
+
+    /// Its file.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Begins the log with the sequence of its first batch. Suspends for the disk at `power`.
+    ///
+    /// # Errors
+    /// The device's. The log is removed.
+    pub async fn begin(
+        self,
+        dir: &Dir,
+        next_sequence: u64,
+    ) -> std::result::Result<WalWriter, NotCreated> {
+        let EmptyLog { number, name, file, durability, room } = self;
         let mut writer = WalWriter {
             number,
-            name: name.clone(),
+            name,
             file,
             log: LogWriter::new(Some(number), 0),
             durability,
@@ -122,22 +148,23 @@ impl WalWriter {
             group: Vec::new(),
             broken: false,
         };
-        let begun = async {
-            match durability {
-                // Written with the first group.
-                Durability::Process => writer.add(&LogStart { sequence: next_sequence }.encode()),
-                Durability::Power => drop(writer.commit(next_sequence).await?),
+        match durability {
+            // Written with the first group.
+            Durability::Process => writer.add(&LogStart { sequence: next_sequence }.encode()),
+            Durability::Power => {
+                if let Err(error) = writer.commit(next_sequence).await {
+                    let (mark, name) = (dir.mark(), &writer.name);
+                    let is_gone =
+                        dir.remove(name).await.is_ok() && dir.sync_since(mark).await.is_ok();
+                    return Err(NotCreated { error, may_be_there: !is_gone });
+                }
             }
-            dir.sync_since(mark).await.map_err(io)
-        };
-        if let Err(error) = begun.await {
-            let mark = dir.mark();
-            let is_gone = dir.remove(&name).await.is_ok() && dir.sync_since(mark).await.is_ok();
-            return Err(NotCreated { error, may_be_there: !is_gone });
         }
         Ok(writer)
     }
+}
 
+impl WalWriter {
     /// Opens a recycled log under its new name. With `room` it is truncated first and reserves that
     /// space. Returns `None` if a reader or a checkpoint of hard links has the file: then its old
     /// name is removed.

@@ -39,6 +39,7 @@ use crate::write::commit;
 use crate::write::compaction;
 use crate::write::flush;
 use crate::write::manifest_writer::ManifestWriter;
+use crate::write::next_log;
 use crate::write::retry::Task;
 use crate::write::state::{Done, Generation, Pending, Request, WriteState};
 use crate::write::wal_writer::{NotCreated, WalWriter};
@@ -227,6 +228,11 @@ impl Writer {
         state.core.spawn(Class::Background, async move {
             flush::run(&flush).await;
             flush.end_work();
+        });
+        let next_log = state.clone();
+        state.core.spawn(Class::Background, async move {
+            next_log::run(&next_log).await;
+            next_log.end_work();
         });
         let sealing = state.clone();
         state.core.spawn(Class::Background, async move {

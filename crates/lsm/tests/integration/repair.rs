@@ -120,7 +120,8 @@ fn manifest(dir: &Path) -> (PathBuf, Vec<u64>) {
 fn a_manifest_that_lost_its_end_is_found_and_rebuilt() {
     let (dir, model) = written("repair-cut", &options());
     let (_, borders) = manifest(&dir);
-    assert!(names(&dir, ".sst").len() > 3 && borders.len() > 10);
+    let tables = names(&dir, ".sst").len();
+    assert!(tables > 1 && borders.len() > 8, "{tables} tables, {} borders", borders.len());
     let (mut refusals, mut rebuilt) = (0, 0);
     let ends = borders.windows(2).flat_map(|pair| [pair[0], u64::midpoint(pair[0], pair[1])]);
     for (n, cut) in ends.enumerate().skip(1).step_by(5) {
