@@ -198,6 +198,13 @@ impl<'a> Repair<'a> {
     }
 
     async fn repair(&mut self, lock: Option<LockGuard>) -> Result<()> {
+        if !self.dry_run {
+            // After a power cut names must be as they are now: that of the MANIFEST in CURRENT, if
+            // a repair was killed after it had replaced CURRENT, and those of obsolete tables that
+            // were renamed.
+            let synced = self.dir.sync().await;
+            synced.map_err(|e| Error::io(self.dir.path().display(), &e))?;
+        }
         self.entries = list(&self.dir).await?;
         self.remove_unfinished().await?;
         self.choose_options(&[]).await?;
