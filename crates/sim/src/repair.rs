@@ -75,10 +75,10 @@ fn key(n: u64) -> Vec<u8> {
 /// What change `number` does to keys, in their order.
 fn change(number: u64) -> BTreeMap<Vec<u8>, bool> {
     let mut keys = BTreeMap::new();
-    if number % 3 == 0 {
+    if number.is_multiple_of(3) {
         keys.insert(key(number * 11), false);
     }
-    if number % 7 == 0 {
+    if number.is_multiple_of(7) {
         keys.extend((0..3).map(|n| (key(number % (KEYS - 3) + n), false)));
     }
     keys.extend((0..1 + number % 3).map(|n| (key(number * 5 + n * 7), true)));
