@@ -4,14 +4,13 @@ read every acknowledged value; RocksDB writes and compacts it, and Millrace cont
 
 import random
 import subprocess
-import threading
 import time
 
 import databases
 import millrace
 import pytest
 import resp
-from test_blob_writes import compare
+from test_blob_writes import compare, killed_under_load
 from test_blobs import blob_files, by_9_8, read_by_both
 
 FLAGS = ["--blob-min", "1000", "--blob-space-max-ratio", "1.3", "--memory", "64M"]
@@ -43,23 +42,19 @@ def info(node):
 
 def kill_while_collecting(path, log, round_, model):
     """Kills a node under load after some collections. Returns the writes that were not acknowledged."""
-    acknowledged, pending = [{} for _ in range(4)], [{} for _ in range(4)]
     with millrace.node(path, log, "--durability", "process", *FLAGS, writes=True) as node:
-        threads = [threading.Thread(target=load, args=(node, n, round_, acknowledged[n], pending[n])) for n in range(4)]
-        for thread in threads:
-            thread.start()
-        until = time.monotonic() + 60
-        while int(info(node)["blob_collections"]) < 3:
-            assert time.monotonic() < until, info(node)
-            time.sleep(0.05)
-        time.sleep(random.Random(round_).random() / 2)
-        node.process.kill()
-        node.process.wait()
-        for thread in threads:
-            thread.join()
-    for of_thread in acknowledged:
-        model.update(of_thread)
-    return {key: value for of_thread in pending for key, value in of_thread.items()}
+
+        def collections():
+            until = time.monotonic() + 60
+            while int(info(node)["blob_collections"]) < 3:
+                assert time.monotonic() < until, info(node)
+                time.sleep(0.05)
+            time.sleep(random.Random(round_).random() / 2)
+
+        def sets(thread, acknowledged, pending):
+            load(node, thread, round_, acknowledged, pending)
+
+        return killed_under_load(node, sets, model, collections)
 
 
 def test_rocksdb_goes_on_after_a_kill_in_the_middle_of_collection(tmp_path, long):

@@ -33,23 +33,31 @@ def load(node, seed, round_, acknowledged, pending):
         pass
 
 
-def kill_under_load(path, log, durability, round_, model):
-    """Runs a node under load and kills it. Returns the writes that were not acknowledged."""
+def killed_under_load(node, load, model, during):
+    """Four threads run `load(thread, acknowledged, pending)` until the node is killed, after `during()`. Adds what was acknowledged
+    to the model, and returns the writes that were not."""
     acknowledged, pending = [{} for _ in range(4)], [{} for _ in range(4)]
-    with millrace.node(path, log, "--durability", durability, "--blob-min", "200", writes=True) as node:
-        threads = [
-            threading.Thread(target=load, args=(node, 4 * round_ + n, round_, acknowledged[n], pending[n])) for n in range(4)
-        ]
-        for thread in threads:
-            thread.start()
-        time.sleep(1.0)
-        node.process.kill()
-        node.process.wait()
-        for thread in threads:
-            thread.join()
+    threads = [threading.Thread(target=load, args=(n, acknowledged[n], pending[n])) for n in range(4)]
+    for thread in threads:
+        thread.start()
+    during()
+    node.process.kill()
+    node.process.wait()
+    for thread in threads:
+        thread.join()
     for of_thread in acknowledged:
         model.update(of_thread)
-    return {key: new for of_thread in pending for key, new in of_thread.items()}
+    return {key: value for of_thread in pending for key, value in of_thread.items()}
+
+
+def kill_under_load(path, log, durability, round_, model):
+    """Runs a node under load and kills it. Returns the writes that were not acknowledged."""
+    with millrace.node(path, log, "--durability", durability, "--blob-min", "200", writes=True) as node:
+
+        def sets(thread, acknowledged, pending):
+            load(node, 4 * round_ + thread, round_, acknowledged, pending)
+
+        return killed_under_load(node, sets, model, lambda: time.sleep(1.0))
 
 
 def compare(found, model, pending):

@@ -374,6 +374,9 @@ WRONG = [
     (["kv", "del", "key00001", "--column-family", "none"], "'none'"),
     (["kv", "import", "PAIRS", "--column-family", "none"], "'none'"),
     (["kv", "import", "BAD"], "line 1"),
+    (["kv", "import", "PAIRS", "--resume"], "not sorted"),
+    (["kv", "import", "LAST", "--resume"], "the database's last key has another value"),
+    (["kv", "import", "BAD_LATER", "--resume"], "line 2"),
     (["kv", "ingest", "TABLE", "--column-family", "none"], "'none'"),
     (["kv", "ingest", "BAD", "--no-verify"], "BAD"),
     (["kv", "ingest", "DB_TABLE", "--no-verify"], "was not made by RocksDB's SstFileWriter"),
@@ -392,11 +395,15 @@ def test_a_command_that_cannot_be_obeyed_changes_nothing(words, pattern, tmp_pat
         database.create_family("odd", rocksdb78.options(comparator=rocksdb78.comparator()))
         # In the log, and nothing of the family whose writes would be lost with it.
         database.put(b"in the log", b"value")
-    files = {name: tmp_path / name for name in ("PAIRS", "BAD", "TABLE")} | {"DB_TABLE": next(data.glob("*.sst"))}
-    files["PAIRS"].write_text("a\tb\n")
+    names = ("PAIRS", "BAD", "BAD_LATER", "LAST", "TABLE")
+    files = {name: tmp_path / name for name in names} | {"DB_TABLE": next(data.glob("*.sst"))}
+    files["PAIRS"].write_text("b\tb\na\tb\n")
     files["BAD"].write_text("no pair\n")
+    files["BAD_LATER"].write_text("a\tb\nno pair\n")
+    files["LAST"].write_text("a\tb\nkey00099\tanother value\n")
     databases.ldb(tmp_path / "unused", "--create_if_missing", "write_extern_sst", files["TABLE"], text="a ==> 1\n")
     words = [files.get(word, word) for word in words]
+    (tmp_path / "empty").mkdir()
     for has_lock in (True, False):
         if not has_lock:
             (data / "LOCK").unlink()
@@ -404,9 +411,33 @@ def test_a_command_that_cannot_be_obeyed_changes_nothing(words, pattern, tmp_pat
         said = millrace.fail(*words, "--data", data)
         assert re.search(pattern, said), said
         assert snapshot(tmp_path) == before, said
-    if "none" in words or "import" in words:
-        millrace.fail(*words, "--data", tmp_path / "new")
-        assert not (tmp_path / "new").exists()
+    if "none" in words or "ingest" in words or words[1:3] == ["import", files["BAD"]]:
+        for new in tmp_path / "new", tmp_path / "empty":
+            millrace.fail(*words, "--data", new)
+            assert snapshot(tmp_path) == before
+
+
+@pytest.mark.parametrize("name, pattern", [("db-paths-of-which-the-second-is-in-use", "db_paths"), ("no-database-at-all", "no RocksDB database"), (None, None)])
+def test_a_repair_that_is_refused_or_not_needed_changes_nothing(name, pattern, tmp_path):
+    data = tmp_path / "db"
+    (REFUSED[name][0] if name else make)(data)
+    (data / "LOCK").unlink(missing_ok=True)
+    before = snapshot(tmp_path)
+    words = ("kv", "check", "--repair", "--data", data)
+    said = millrace.fail(*words) if name else millrace.succeed(*words)
+    assert re.search(pattern or "nothing to repair", said), said
+    assert snapshot(tmp_path) == before, said
+
+
+def test_backups_stay_unchanged_if_the_one_to_be_deleted_is_missing(tmp_path):
+    data, backups = tmp_path / "db", tmp_path / "backups"
+    make(data)
+    millrace.succeed("kv", "backup", "create", backups, "--data", data)
+    # Backups that RocksDB has made have none.
+    (backups / "LOCK").unlink()
+    before = snapshot(tmp_path)
+    assert "there is no backup 7" in millrace.fail("kv", "backup", "delete", backups, "--id", "1", "--id", "7")
+    assert snapshot(tmp_path) == before
 
 
 def obeyed(path, families=("default",), count=300, **options):

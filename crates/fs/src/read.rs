@@ -16,8 +16,8 @@ pub struct Reading {
     file: File,
     read: ReadAt,
     /// Offset of the aligned range in the file.
-    /// Start of the caller's bytes in the aligned range.
     offset: u64,
+    /// Start of the caller's bytes in the aligned range.
     start: usize,
     len: usize,
     tries: u32,
@@ -69,10 +69,7 @@ fn begin(file: &File, offset: u64, start: usize, len: usize, buf: Buf) -> Readin
 /// the core's budget; otherwise the device's errors, if the range cannot be read the second time
 /// either.
 pub async fn read(file: &File, offset: u64, len: usize) -> io::Result<Slice> {
-    checked_end(offset, len)?;
-    let (from, whole, start) = aligned(file, offset, len);
-    let buf = file.core().alloc_wait(whole).await?;
-    begin(file, from, start, len, buf).await
+    read_into(file, offset, len, |_| None).await
 }
 
 /// As [`read`], for bytes that are soon released: the read may cost less.
@@ -80,9 +77,19 @@ pub async fn read(file: &File, offset: u64, len: usize) -> io::Result<Slice> {
 /// # Errors
 /// As for [`read`].
 pub async fn read_briefly(file: &File, offset: u64, len: usize) -> io::Result<Slice> {
+    read_into(file, offset, len, |whole| file.core().alloc_registered(whole)).await
+}
+
+/// Reads into a buffer that `first` gives, or else into any other one.
+async fn read_into(
+    file: &File,
+    offset: u64,
+    len: usize,
+    first: impl Fn(usize) -> Option<Buf>,
+) -> io::Result<Slice> {
     checked_end(offset, len)?;
     let (from, whole, start) = aligned(file, offset, len);
-    let buf = match file.core().alloc_registered(whole) {
+    let buf = match first(whole) {
         Some(buf) => buf,
         None => file.core().alloc_wait(whole).await?,
     };

@@ -51,6 +51,6 @@ pub use process::{CpuTime, count_memory_with, memory_use, resident_bytes};
 
 pub use serve::compactions::LEASE_NS;
 pub use serve::holds::HOLD_NS;
-pub use serve::open::{explain, family_of, open, open_for_writing};
+pub use serve::open::{explain, open, open_for_writing};
 pub use serve::{Database, Ready, serve};
 pub use size::Size;

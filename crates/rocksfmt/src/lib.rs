@@ -71,6 +71,7 @@ pub use sst::blob::{
     BlobIndex, BlobRecord,
 };
 pub use sst::builder::SstBuilder;
+pub use sst::builder::held::DictionaryTraining;
 pub use sst::builder::options::{BlockOptions, SstIdentity, SstOptions, SstTimes};
 pub use sst::filter::{AlwaysMatch, BloomBuilder, FilterKey, FilterLayout};
 pub use sst::footer::{BlockHandle, FOOTER_BYTES, Footer};

@@ -739,7 +739,12 @@ impl Process {
             match self.chance(4) {
                 0 => {
                     writer.pause_compaction();
+                    let since_ns = core.now_ns();
                     core.sleep_ns(a_while(self)).await;
+                    let paused_ns = core.now_ns() - since_ns;
+                    for job in writer.compaction_status().jobs {
+                        assert!(job.ns >= paused_ns, "a merge has begun in a pause: {job:?}");
+                    }
                     writer.resume_compaction();
                 }
                 1 => writer.limit_compaction(CompactionLimits {
@@ -756,15 +761,24 @@ impl Process {
                     };
                     let compaction = core.spawn(Class::Background, compact);
                     core.sleep_ns(a_while(self)).await;
+                    let mut is_cut = false;
                     if self.chance(3) > 0 {
+                        let jobs = writer.compaction_status().jobs;
+                        is_cut = jobs.iter().any(|job| job.is_requested);
                         writer.cancel_compaction(&watch);
                         self.model.borrow_mut().report.cancelled += 1;
                     }
                     let compacted = compaction.await;
                     self.model.borrow_mut().report.compactions += 1;
+                    if let Ok(compacted) = &compacted {
+                        assert!(compacted.cancelled || !is_cut, "a compaction was not cancelled");
+                    }
                     match compacted {
                         Err(error) if self.refuses(&error) || self.doubts(&error) => {}
                         Err(error) if error.kind() == Kind::Memory && !self.sound => {}
+                        // A merge that leaves no table must wait for the flush of values in logs.
+                        Err(error)
+                            if error.kind() == Kind::Memory && self.options.blob_min.is_some() => {}
                         compacted => drop(compacted?),
                     }
                 }

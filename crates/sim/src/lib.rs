@@ -18,6 +18,8 @@
 //!   at any moment, and wrong variants that are caught;
 //! - [`copies`] makes checkpoints and backups of a database that is written to and ingests tables,
 //!   with kills and power cuts at any moment: a copy is whole or absent, and stays as it was;
+//! - [`repair`] lets CURRENT, the MANIFEST, a table or a log be lost or damaged after a crash, and
+//!   repairs the database, with kills and power cuts at any moment of the repair, too;
 //! - [`manifest`] cuts power at every completion of a run in which the MANIFEST is often replaced;
 //! - [`reads`] lets several cores read the database while the disk fails, and then checks that all
 //!   keys are readable after the disk is healed.
@@ -35,5 +37,6 @@ pub mod journal;
 pub mod linear;
 pub mod manifest;
 pub mod reads;
+pub mod repair;
 pub mod seeds;
 pub mod table;

@@ -9,7 +9,7 @@ use sim::linear::violation;
 use sim::manifest::manifest_cut_everywhere;
 
 /// Missing syncs, and built-in mutants.
-const FLAWS: [Flaw; 23] = [
+const FLAWS: [Flaw; 25] = [
     Flaw::NoSync(".log"),
     Flaw::NoSync(".sst"),
     Flaw::NoSync(".blob"),
@@ -33,6 +33,8 @@ const FLAWS: [Flaw; 23] = [
     Flaw::Mutant("family_is_not_registered"),
     Flaw::Mutant("family_begins_after_its_log"),
     Flaw::Mutant("family_files_go_first"),
+    Flaw::Mutant("merges_begin_in_a_pause"),
+    Flaw::Mutant("cancel_is_ignored"),
 ];
 
 /// Mutants of healing after failed writes.

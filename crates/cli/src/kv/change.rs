@@ -1,6 +1,7 @@
 //! The `kv` commands that write to a directory: a core of this process opens it as a node would,
 //! with the exclusive lock, so that the number of keys stays exact.
 
+use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::future::Future;
 use std::path::PathBuf;
@@ -38,14 +39,37 @@ struct Opened {
 }
 
 async fn open(core: &Core, target: &Target, write: WriteOptions) -> Result<Opened, Failure> {
+    let (opened, ()) = open_if(core, target, write, async |_, _| Ok(())).await?;
+    Ok(opened)
+}
+
+/// Opens the database if `may` agrees with what is found, before anything is changed.
+async fn open_if<T>(
+    core: &Core,
+    target: &Target,
+    write: WriteOptions,
+    may: impl AsyncFn(&Db, CfId) -> lsm::Result<T>,
+) -> Result<(Opened, T), Failure> {
     let path = target.location.data.clone().expect("the parser requires a place");
     let options = OpenOptions { cache_bytes: POOL_BYTES / 4, ..OpenOptions::default() };
     let write = WriteOptions { adopt: target.adopt, ..write };
     let name = target.column_family.as_deref().unwrap_or("default");
-    let agrees = async |db: Option<&Db>| node::family_of(db, name);
-    let (db, writer, family) = node::open_for_writing(core, &path, options, write, agrees).await?;
+    let agrees = async |db: &Db| {
+        let family = db.column_family(name)?;
+        Ok((family, may(db, family).await?))
+    };
+    let (db, writer, (family, answer)) =
+        node::open_for_writing(core, &path, options, write, agrees).await?;
     let shard = Shard::of_family(core, db.attach(core), writer, family);
-    Ok(Opened { path, shard, db, family })
+    Ok((Opened { path, shard, db, family }, answer))
+}
+
+/// The order of a family's keys.
+fn order(db: &Db, family: CfId) -> Comparator {
+    let families = db.column_families();
+    let own = families.iter().find(|own| own.id == family);
+    let order = own.and_then(|own| Comparator::from_name(own.comparator.as_bytes()).ok());
+    order.unwrap_or_default()
 }
 
 impl Opened {
@@ -101,12 +125,16 @@ pub fn import(input: Input, resume: bool, target: Target) -> Result<Imported, Fa
         let mut input = Sorted::new(input.open()?);
         input.look_ahead()?;
         let write = WriteOptions { durability: Durability::Process, ..WriteOptions::default() };
-        let opened = open(&core, &target, write).await?;
-        let mut imported = Imported::default();
+        let resumption = Resumption::new(input);
+        let may = async |db: &Db, family| match resume {
+            true => resumption.skip(&core, db, family).await,
+            false => Ok(0),
+        };
+        let opened = open_if(&core, &target, write, may).await;
+        let (opened, skipped) = resumption.explain(opened)?;
+        let mut input = resumption.input.into_inner();
+        let mut imported = Imported { skipped, ..Imported::default() };
         let read = async {
-            if resume {
-                imported.skipped = opened.skip(&core, &mut input).await?;
-            }
             opened.load(&mut input, &mut imported).await?;
             let mut batches = Batches { shard: &opened.shard, flying: VecDeque::new() };
             let written = batches.all(&mut input, &mut imported).await;
@@ -121,61 +149,60 @@ pub fn import(input: Input, resume: bool, target: Target) -> Result<Imported, Fa
     })
 }
 
-impl Opened {
-    /// The order of the family's keys.
-    fn order(&self) -> Comparator {
-        let families = self.shard.column_families();
-        let own = families.iter().find(|family| family.id == self.family);
-        let order = own.and_then(|own| Comparator::from_name(own.comparator.as_bytes()).ok());
-        order.unwrap_or_default()
+/// The continuation of an import that was interrupted. The opening asks it, perhaps twice, before
+/// anything is changed.
+struct Resumption {
+    input: RefCell<Sorted>,
+    /// The database's last entry, and the entries of the input that were skipped for it.
+    skipped: RefCell<Option<(Option<Entry>, u64)>>,
+    /// Why the import cannot be resumed.
+    refusal: RefCell<Option<Failure>>,
+}
+
+/// A key and its value.
+type Entry = (Vec<u8>, Vec<u8>);
+
+impl Resumption {
+    fn new(input: Sorted) -> Resumption {
+        Resumption { input: input.into(), skipped: RefCell::default(), refusal: RefCell::default() }
     }
 
-    /// Skips the entries of a sorted input up to the last key of the database: an import that was
+    /// Skips the entries of a sorted input up to the last key of the database: the import that was
     /// interrupted has written them. Returns how many.
-    async fn skip(&self, core: &Core, input: &mut Sorted) -> Result<u64, Failure> {
-        let reader = self.db.attach(core);
-        let last = async {
-            let mut iter = reader.iter(self.family, IterOptions::default())?;
-            iter.seek_to_last().await?;
-            Ok(iter.valid().then(|| (iter.key().to_vec(), iter.value().to_vec())))
+    async fn skip(&self, core: &Core, db: &Db, family: CfId) -> lsm::Result<u64> {
+        let reader = db.attach(core);
+        let mut iter = reader.iter(family, IterOptions::default())?;
+        iter.seek_to_last().await?;
+        let last = iter.valid().then(|| (iter.key().to_vec(), iter.value().to_vec()));
+        let skipped = match self.skipped.take() {
+            None => self.input.borrow_mut().skip(last.as_ref(), order(db, family)),
+            Some((before, skipped)) if before == last => Ok(skipped),
+            Some(_) => Err(Failure::new("cannot resume: the database has just been changed")),
         };
-        let last: lsm::Result<_> = last.await;
-        let Some((last, content)) = last.map_err(|error| node::explain(&self.path, &error))? else {
-            return Ok(0);
-        };
-        let order = self.order();
-        let is_less = |a: &[u8], b: &[u8]| order.cmp_user(a, b).is_lt();
-        let mut skipped = 0;
-        let mut before: Option<Vec<u8>> = None;
-        while let Some(step) = input.next()? {
-            match step {
-                Step::Put(key, value) if is_less(&last, &key) => {
-                    input.put_back(Step::Put(key, value));
-                    break;
-                }
-                Step::Put(key, value) if key == last && value != content => {
-                    return Err(Failure::new(
-                        "cannot resume: the database's last key has another value",
-                    )
-                    .hint("this is not the input that was imported; import it without --resume"));
-                }
-                Step::Put(key, _) if before.as_ref().is_none_or(|before| is_less(before, &key)) => {
-                    before = Some(key);
-                    skipped += 1;
-                }
-                _ => {
-                    return Err(Failure::new("cannot resume: the input is not sorted")
-                        .hint("import all of it, without --resume"));
-                }
+        match skipped {
+            Ok(skipped) => {
+                self.skipped.replace(Some((last, skipped)));
+                Ok(skipped)
+            }
+            Err(refusal) => {
+                let error = lsm::Error::new(lsm::Kind::Unsupported, refusal.to_string());
+                self.refusal.replace(Some(refusal));
+                Err(error)
             }
         }
-        Ok(skipped)
     }
 
+    /// The refusal in its own words, if an opening has failed because of it.
+    fn explain<T>(&self, opened: Result<T, Failure>) -> Result<T, Failure> {
+        opened.map_err(|failure| self.refusal.take().unwrap_or(failure))
+    }
+}
+
+impl Opened {
     /// Loads entries into tables, as long as their keys ascend and the database has nothing there.
     /// A few entries are left to be written in a batch, because small tables cost more.
     async fn load(&self, input: &mut Sorted, imported: &mut Imported) -> Result<(), Failure> {
-        let bytewise = self.order() == Comparator::Bytewise;
+        let bytewise = order(&self.db, self.family) == Comparator::Bytewise;
         while bytewise && let Some(first) = input.sorted_from(LOAD_BYTES_MIN) {
             let explain = |error: lsm::Error| Failure::from(node::explain(&self.path, &error));
             if !self.shard.has_nothing_from(&first).map_err(explain)? {
@@ -250,6 +277,37 @@ impl Sorted {
         let first = self.next()?;
         first.into_iter().for_each(|step| self.put_back(step));
         Ok(())
+    }
+
+    /// Skips entries up to the last one of a database. Returns how many.
+    fn skip(&mut self, last: Option<&Entry>, order: Comparator) -> Result<u64, Failure> {
+        let Some((last, content)) = last else { return Ok(0) };
+        let is_less = |a: &[u8], b: &[u8]| order.cmp_user(a, b).is_lt();
+        let mut skipped = 0;
+        let mut before: Option<Vec<u8>> = None;
+        while let Some(step) = self.next()? {
+            match step {
+                Step::Put(key, value) if is_less(last, &key) => {
+                    self.put_back(Step::Put(key, value));
+                    break;
+                }
+                Step::Put(key, value) if key == *last && value != *content => {
+                    return Err(Failure::new(
+                        "cannot resume: the database's last key has another value",
+                    )
+                    .hint("this is not the input that was imported; import it without --resume"));
+                }
+                Step::Put(key, _) if before.as_ref().is_none_or(|before| is_less(before, &key)) => {
+                    before = Some(key);
+                    skipped += 1;
+                }
+                _ => {
+                    return Err(Failure::new("cannot resume: the input is not sorted")
+                        .hint("import all of it, without --resume"));
+                }
+            }
+        }
+        Ok(skipped)
     }
 
     fn put_back(&mut self, step: Step) {

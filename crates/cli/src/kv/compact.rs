@@ -126,8 +126,7 @@ async fn in_directory(
     interrupted: &Cell<bool>,
 ) -> Result<Value, Failure> {
     let write = WriteOptions { create: false, adopt: args.adopt, ..WriteOptions::default() };
-    let agrees = async |db: Option<&Db>| {
-        let Some(db) = db else { return node::family_of(None, &args.column_family) };
+    let agrees = async |db: &Db| {
         let (from, to) = (range.from.as_deref(), range.to.as_deref());
         db.may_compact(&args.column_family, from, to)
     };

@@ -305,7 +305,7 @@ pub(super) async fn open_closed<T>(
     core: &Core,
     data: &Path,
     write: WriteOptions,
-    agrees: impl AsyncFn(Option<&Db>) -> lsm::Result<T>,
+    agrees: impl AsyncFn(&Db) -> lsm::Result<T>,
 ) -> Result<(Db, Writer, T), Failure> {
     let options = OpenOptions { cache_bytes: POOL_BYTES / 4, ..OpenOptions::default() };
     node::open_for_writing(core, data, options, write, agrees).await.map_err(|error| {

@@ -72,8 +72,7 @@ fn create(name: String, descending: bool, place: FamiliesPlace) -> Result<Verdic
             false => Comparator::Bytewise,
         };
         let options = ColumnFamilyOptions { comparator };
-        let may =
-            async |db: Option<&Db>| db.map_or(Ok(()), |db| db.may_create_column_family(&name));
+        let may = async |db: &Db| db.may_create_column_family(&name);
         let (writer, ()) = open(&core, &place, may).await?;
         let created = writer.create_column_family(&name, options).await;
         let id = close(&writer, created, &place).await?;
@@ -84,7 +83,7 @@ fn create(name: String, descending: bool, place: FamiliesPlace) -> Result<Verdic
 fn drop_family(name: String, place: FamiliesPlace) -> Result<Verdict, Failure> {
     let io = place.io;
     on_core(io, async move |core| {
-        let may = async |db: Option<&Db>| db.map_or(Ok(0), |db| db.may_drop_column_family(&name));
+        let may = async |db: &Db| db.may_drop_column_family(&name);
         let (writer, id) = open(&core, &place, may).await?;
         let dropped = writer.drop_column_family(id).await;
         close(&writer, dropped, &place).await?;
@@ -95,7 +94,7 @@ fn drop_family(name: String, place: FamiliesPlace) -> Result<Verdict, Failure> {
 async fn open<T>(
     core: &Core,
     place: &FamiliesPlace,
-    may: impl AsyncFn(Option<&Db>) -> lsm::Result<T>,
+    may: impl AsyncFn(&Db) -> lsm::Result<T>,
 ) -> Result<(Writer, T), Failure> {
     let options = OpenOptions { cache_bytes: POOL_BYTES / 4, ..OpenOptions::default() };
     let write = WriteOptions { create: false, ..WriteOptions::default() };

@@ -131,11 +131,9 @@ async fn into_directory(
     moves: bool,
     into: &Original,
 ) -> Result<Value, Failure> {
-    let agrees = async |db: Option<&Db>| {
-        let family = node::family_of(db, &column_family)?;
-        if let Some(db) = db {
-            db.may_ingest(core, family, files).await?;
-        }
+    let agrees = async |db: &Db| {
+        let family = db.column_family(&column_family)?;
+        db.may_ingest(core, family, files).await?;
         Ok(family)
     };
     let (db, writer, family) = open_closed(core, data, WriteOptions::default(), agrees).await?;

@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 
 use fs::{Dir, DirEntry, LockGuard};
 use reactor::Core;
-use rocksfmt::{Comparator, FileName, LogWriter, VersionEdit};
+use rocksfmt::{Comparator, FileName, LogWriter, ManifestReplay, ManifestState, VersionEdit};
 
 use crate::db::Db;
 use crate::error::{Error, Kind, Result};
@@ -15,6 +15,8 @@ use crate::write::commit::log_room;
 use crate::write::manifest_writer::ManifestWriter;
 use crate::write::obsolete::may_be_written_over;
 
+/// The number of a new database's MANIFEST.
+const FIRST_MANIFEST: u64 = 1;
 /// The OPTIONS file of a new database.
 pub(crate) const FIRST_OPTIONS: &str = "OPTIONS-000002";
 /// The file that replaces CURRENT ([`Dir::replace_small`]).
@@ -48,7 +50,19 @@ pub(crate) async fn create(core: &Core, dir: &Dir, options: &WriteOptions) -> Re
     };
     let identity = format!("{:016x}-{:016x}", core.random_u64(), core.random_u64());
     dir.write_small_atomically("IDENTITY", identity.as_bytes()).await.map_err(io)?;
-    let edit = VersionEdit {
+    let name = FileName::Manifest(FIRST_MANIFEST).to_string();
+    let mut bytes = Vec::new();
+    LogWriter::new(None, 0).append(&first_edit(identity).encode(), &mut bytes);
+    dir.write_small_atomically(&name, &bytes).await.map_err(io)?;
+    if let Some(text) = options_text(options) {
+        dir.write_small_atomically(FIRST_OPTIONS, text.as_bytes()).await.map_err(io)?;
+    }
+    dir.write_small_atomically("CURRENT", format!("{name}\n").as_bytes()).await.map_err(io)
+}
+
+/// The record of a new database's MANIFEST.
+fn first_edit(identity: String) -> VersionEdit {
+    VersionEdit {
         db_id: Some(identity),
         comparator: Some(Comparator::Bytewise.name().to_owned()),
         log_number: Some(0),
@@ -56,15 +70,15 @@ pub(crate) async fn create(core: &Core, dir: &Dir, options: &WriteOptions) -> Re
         last_sequence: Some(0),
         keys: Some(0),
         ..VersionEdit::default()
-    };
-    let name = FileName::Manifest(1).to_string();
-    let mut bytes = Vec::new();
-    LogWriter::new(None, 0).append(&edit.encode(), &mut bytes);
-    dir.write_small_atomically(&name, &bytes).await.map_err(io)?;
-    if let Some(text) = options_text(options) {
-        dir.write_small_atomically(FIRST_OPTIONS, text.as_bytes()).await.map_err(io)?;
     }
-    dir.write_small_atomically("CURRENT", format!("{name}\n").as_bytes()).await.map_err(io)
+}
+
+/// The number and the state of the MANIFEST of a database that is to be created.
+pub(crate) fn first_state() -> Result<(u64, ManifestState)> {
+    let mut replay = ManifestReplay::new();
+    let state = replay.edit(first_edit(String::new())).and_then(|()| replay.finish());
+    let state = state.map_err(|e| Error::format("the MANIFEST of a new database", &e))?;
+    Ok((FIRST_MANIFEST, state))
 }
 
 /// The OPTIONS file of a new database, if it differs from RocksDB's defaults: it says how.

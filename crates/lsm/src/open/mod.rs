@@ -71,6 +71,23 @@ impl Db {
         }
     }
 
+    /// The database that [`Db::open_for_writing`] would create in a directory, which need not exist:
+    /// nothing of it is on the disk.
+    ///
+    /// # Errors
+    /// When this process lacks memory.
+    pub async fn before_creation(
+        core: &Core,
+        path: &Path,
+        options: &OpenOptions,
+        write: &WriteOptions,
+    ) -> Result<Db> {
+        let (number, state) = create::first_state()?;
+        let dir = Dir::new(core, path);
+        let loader = Loader::new(core, &dir, options, None).with(write);
+        Ok(loader.given(number, state, Vec::new()).load(None).await?.db)
+    }
+
     async fn open_once(core: &Core, dir: &Dir, options: &OpenOptions) -> Result<Db> {
         recover::current(dir).await?;
         let lock = if options.secondary { None } else { Some(directory::lock_shared(dir).await?) };
@@ -103,14 +120,15 @@ impl Db {
         options: OpenOptions,
         write: WriteOptions,
     ) -> Result<(Db, Writer)> {
-        let agrees = async |_: Option<&Db>| Ok(());
+        let agrees = async |_: &Db| Ok(());
         let (db, writer, ()) = Db::open_for_writing_if(core, path, options, write, agrees).await?;
         Ok((db, writer))
     }
 
-    /// The same, if the caller agrees with what is found, after the gate: the database, or nothing
-    /// if one is to be created. It is asked before anything is changed, perhaps twice; its last
-    /// answer is returned. Writes in logs that do not fit in memory are not visible yet.
+    /// The same, if the caller agrees with what is found, after the gate: the database, or the one
+    /// that is to be created ([`Db::before_creation`]). It is asked before anything is changed,
+    /// perhaps twice; its last answer is returned. Writes in logs that do not fit in memory are not
+    /// visible yet.
     ///
     /// # Errors
     /// As for [`Db::open_for_writing`], and those of the caller.
@@ -119,27 +137,28 @@ impl Db {
         path: &Path,
         options: OpenOptions,
         write: WriteOptions,
-        agrees: impl AsyncFn(Option<&Db>) -> Result<T>,
+        agrees: impl AsyncFn(&Db) -> Result<T>,
     ) -> Result<(Db, Writer, T)> {
         let dir = Dir::new(core, path);
         let consent = Consent { adopt: write.adopt };
         let loader = || Loader::new(core, &dir, &options, Some(consent)).with(&write);
+        let to_be_created = async || Db::before_creation(core, path, &options, &write).await;
         // A directory that is refused stays as it was, without a LOCK file if it had none.
         match directory::contents(&dir, write.create).await? {
-            Contents::UnlockedDatabase => drop(agrees(Some(&loader().load(None).await?.db)).await?),
-            Contents::Nothing => drop(agrees(None).await?),
+            Contents::UnlockedDatabase => drop(agrees(&loader().load(None).await?.db).await?),
+            Contents::Nothing => drop(agrees(&to_be_created().await?).await?),
             Contents::Database => {}
         }
         let lock = create::lock(&dir).await?;
         let mut answer = None;
         if directory::contents(&dir, write.create).await? == Contents::Nothing {
-            answer = Some(agrees(None).await?);
+            answer = Some(agrees(&to_be_created().await?).await?);
             create::create(core, &dir, &write).await?;
         }
         let Loaded { db, long_logs, blob_tails } = loader().load(Some(lock)).await?;
         let answer = match answer {
             Some(answer) => answer,
-            None => agrees(Some(&db)).await?,
+            None => agrees(&db).await?,
         };
         adopt::note(&dir, &db).await?;
         let manifest = create::take_over(core, &dir, &db, &write).await?;

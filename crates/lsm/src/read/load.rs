@@ -88,11 +88,11 @@ impl ReaderState {
         let table = view.version.table(slot)?;
         let len = table.stored_len(handle)?;
         let file = view.file(slot)?;
-        let stored = if brief {
-            self.read_briefly(file, handle.offset, len).await?
-        } else {
-            self.read(file, handle.offset, len).await?
+        let stored = match brief {
+            true => fs::read_briefly(file, handle.offset, len).await,
+            false => fs::read(file, handle.offset, len).await,
         };
+        let stored = stored.map_err(|e| not_read(file, handle.offset, &e))?;
         let unpacked = match self.unpack_now(table, handle, stored, kind) {
             Ok(done) => done,
             Err(need) => {
@@ -160,11 +160,6 @@ impl ReaderState {
     /// Reads a range of a file.
     pub async fn read(&self, file: &File, offset: u64, len: usize) -> Result<Slice> {
         fs::read(file, offset, len).await.map_err(|e| not_read(file, offset, &e))
-    }
-
-    /// The same, for bytes that are soon released.
-    async fn read_briefly(&self, file: &File, offset: u64, len: usize) -> Result<Slice> {
-        fs::read_briefly(file, offset, len).await.map_err(|e| not_read(file, offset, &e))
     }
 
     /// Starts a read-ahead if memory is plentiful. Half of the memory outside the cache is reserved

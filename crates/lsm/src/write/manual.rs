@@ -8,6 +8,7 @@ use reactor::Class;
 
 use crate::db::{CfId, Db};
 use crate::error::{Error, Kind, Result};
+use crate::mutant::mutant;
 use crate::version::{Level, Version, user_key};
 use crate::write::compaction::{self, Attempt, Compaction, Running};
 use crate::write::merge::MEMORY_SHARE;
@@ -175,7 +176,7 @@ impl Writer {
     /// Cancels a compaction on request, and removes what its present merge has written. Merges
     /// that have ended stay.
     pub fn cancel_compaction(&self, watch: &CompactionWatch) {
-        watch.0.cancelled.set(true);
+        watch.0.cancelled.set(!mutant("cancel_is_ignored"));
         self.0.changed.notify_all();
     }
 
@@ -183,7 +184,7 @@ impl Writer {
     /// [`Writer::resume_compaction`]: none begins, and those under way stand still. Writes slow
     /// down and stop when level 0 has as many files as always.
     pub fn pause_compaction(&self) {
-        self.0.merges.paused.set(true);
+        self.0.merges.paused.set(!mutant("merges_begin_in_a_pause"));
         self.0.paces.merge.hold(true);
         self.0.paces.blob_gc.hold(true);
     }

@@ -2,8 +2,8 @@
 
 use fs::FileWriter;
 use rocksfmt::{
-    BlobIndex, BlockOptions, FileMeta, FileName, SstBuilder, SstOptions, SstTimes, ValueType,
-    unpack,
+    BlobIndex, BlockOptions, DictionaryTraining, FileMeta, FileName, SstBuilder, SstOptions,
+    SstTimes, ValueType, unpack,
 };
 
 use crate::error::{Error, Result};
@@ -111,11 +111,20 @@ impl<'a> TableWriter<'a> {
             self.builder.refers_to_blob_file(blob.file_number);
         }
         self.write_piece().await?;
+        if let Some(training) = self.builder.training() {
+            self.train(training).await;
+        }
         while self.builder.step() {
             self.write_piece().await?;
             self.job.core.checkpoint().await;
         }
         Ok(())
+    }
+
+    /// Trains the dictionary, which would hold the core for a tenth of a second or more.
+    async fn train(&mut self, training: DictionaryTraining) {
+        let dictionary = self.job.core.compute(move || training.run()).await;
+        self.builder.trained(dictionary);
     }
 
     /// Writes the table's bytes once there are enough of them.
@@ -135,6 +144,9 @@ impl<'a> TableWriter<'a> {
 
     /// Completes the file, makes it durable and opens it. The caller makes its name durable.
     pub async fn finish(mut self, epoch: u64) -> Result<Table> {
+        if let Some(training) = self.builder.last_training() {
+            self.train(training).await;
+        }
         while self.builder.finish_step() {
             self.write_piece().await?;
             self.job.core.checkpoint().await;

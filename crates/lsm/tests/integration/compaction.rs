@@ -1,12 +1,14 @@
 //! Merging through the levels: the shape that OPTIONS ask for, compaction on request, pauses.
 
 use std::collections::BTreeMap;
+use std::path::Path;
 
 use lsm::{Db, Durability, IterOptions, OpenOptions, WriteOptions, Writer};
 use reactor::Core;
+use reactor::sim::{SimConfig, World};
 use rocksfmt::BatchWriter;
 
-use crate::common::{fresh_dir, key, ldb, on_one_core};
+use crate::common::{fresh_dir, key, ldb, on_first_core, on_one_core};
 
 fn options(dynamic: bool) -> WriteOptions {
     let options = [
@@ -58,6 +60,33 @@ async fn scan(db: &Db, core: &Core) -> BTreeMap<Vec<u8>, Vec<u8>> {
 
 fn bytes(db: &Db) -> Vec<u64> {
     db.stat().column_families[0].levels.iter().map(|level| level.bytes).collect()
+}
+
+/// A core must not train a dictionary itself: that takes a tenth of a second and more.
+#[test]
+fn dictionaries_are_trained_besides_the_cores() {
+    let world = World::new(1, 2, SimConfig::default());
+    world.add_dir("/db");
+    on_first_core(&world, |core, world| async move {
+        let options = [
+            ("compression", "kZSTD"),
+            ("compression_opts", "{max_dict_bytes=2000;zstd_max_train_bytes=100000;}"),
+        ];
+        let options = WriteOptions {
+            memtable_bytes: 100_000,
+            column_family_options: options.map(|(key, value)| (key.into(), value.into())).into(),
+            ..WriteOptions::default()
+        };
+        let (db, writer) = open(&core, Path::new("/db"), options).await;
+        let model = write(&writer, 2000, 3).await;
+        quiesce(&core, &writer).await;
+        let stats = writer.stats();
+        assert!(stats.flushed_tables > 1 && stats.merges > 0, "{stats:?}");
+        // A table of either has one.
+        assert!(world.computations() >= stats.flushed_tables + stats.merges, "{stats:?}");
+        assert_eq!(scan(&db, &core).await, model);
+        writer.close().await.unwrap();
+    });
 }
 
 #[test]

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 
 use lsm::{
     BackupDir, ClosedFiles, Db, Durability, FileList, Kind, OpenOptions, Transfer, WriteOptions,
+    Writer,
 };
 use reactor::Core;
 
@@ -35,6 +36,21 @@ fn fresh_dir(name: &str) -> PathBuf {
     let dir = common::fresh_dir(name);
     std::fs::create_dir(dir.join("db")).unwrap();
     dir
+}
+
+/// Runs `main` on one core, with a directory that is removed afterwards.
+fn in_directory(dir: PathBuf, main: impl AsyncFn(Core, PathBuf) + Clone + Send + 'static) {
+    on_one_core(move |core| {
+        let (dir, main) = (dir.clone(), main.clone());
+        async move {
+            main(core, dir.clone()).await;
+            std::fs::remove_dir_all(&dir).unwrap();
+        }
+    });
+}
+
+async fn open(core: &Core, dir: &Path, options: WriteOptions) -> (Db, Writer) {
+    Db::open_for_writing(core, dir, OpenOptions::default(), options).await.unwrap()
 }
 
 /// The contents of every file in a directory.
@@ -105,8 +121,7 @@ fn a_checkpoint_holds_the_database_as_it_was_whatever_is_written_later() {
             let (base, options) = (base.clone(), options.clone());
             async move {
                 let path = base.join("db");
-                let open = Db::open_for_writing(&core, &path, OpenOptions::default(), options);
-                let (_db, writer) = open.await.unwrap();
+                let (_db, writer) = open(&core, &path, options).await;
                 let (mut model, mut models) = (Model::new(), Vec::new());
                 let mut copied = Vec::new();
                 let batches = if durability == Durability::Power { 60 } else { 400 };
@@ -153,77 +168,61 @@ fn a_checkpoint_holds_the_database_as_it_was_whatever_is_written_later() {
 #[test]
 fn long_logs_become_tables_before_a_checkpoint() {
     let dir = fresh_dir("checkpoint-long-logs");
-    on_one_core(move |core| {
-        let base = dir.clone();
-        async move {
-            let options =
-                WriteOptions { durability: Durability::Process, ..WriteOptions::default() };
-            let path = base.join("db");
-            let open = Db::open_for_writing(&core, &path, OpenOptions::default(), options);
-            let (_db, writer) = open.await.unwrap();
-            writer.put(b"key000000", &vec![7; 20 << 20]).await.unwrap();
-            let made = writer.checkpoint(&base.join("copy")).await.unwrap();
-            assert!(made.linked_bytes > 20 << 20 && made.bytes < 21 << 20, "{made:?}");
-            writer.put(b"key000000", b"later").await.unwrap();
-            let expected = Model::from([(b"key000000".to_vec(), vec![7; 20 << 20])]);
-            holds(&core, &base.join("copy"), &expected, false).await;
-            // With a limit above it, a list names the log, as far as it is written.
-            let live = writer.live_files(1 << 30).await.unwrap();
-            let log = live.list().logs[0].bytes.unwrap();
-            assert!((40..100_000).contains(&log), "{log}");
-            drop(live);
-            writer.close().await.unwrap();
-            std::fs::remove_dir_all(&base).unwrap();
-        }
+    in_directory(dir, async |core, base| {
+        let options = WriteOptions { durability: Durability::Process, ..WriteOptions::default() };
+        let path = base.join("db");
+        let (_db, writer) = open(&core, &path, options).await;
+        writer.put(b"key000000", &vec![7; 20 << 20]).await.unwrap();
+        let made = writer.checkpoint(&base.join("copy")).await.unwrap();
+        assert!(made.linked_bytes > 20 << 20 && made.bytes < 21 << 20, "{made:?}");
+        writer.put(b"key000000", b"later").await.unwrap();
+        let expected = Model::from([(b"key000000".to_vec(), vec![7; 20 << 20])]);
+        holds(&core, &base.join("copy"), &expected, false).await;
+        // With a limit above it, a list names the log, as far as it is written.
+        let live = writer.live_files(1 << 30).await.unwrap();
+        let log = live.list().logs[0].bytes.unwrap();
+        assert!((40..100_000).contains(&log), "{log}");
+        drop(live);
+        writer.close().await.unwrap();
     });
 }
 
 #[test]
 fn copies_of_a_closed_database_leave_it_as_it_was() {
     let dir = fresh_dir("copies-closed");
-    on_one_core(move |core| {
-        let base = dir.clone();
-        async move {
-            let path = base.join("db");
-            let open = Db::open_for_writing(
-                &core,
-                &path,
-                OpenOptions::default(),
-                small(Durability::Process),
-            );
-            let (db, writer) = open.await.unwrap();
-            let mut model = Model::new();
-            write_some(&core, &writer, &mut model, 700).await;
-            let locked = ClosedFiles::of(&core, &path).await.err().unwrap();
-            assert_eq!(locked.kind(), Kind::Locked);
-            writer.close().await.unwrap();
-            drop((db, writer));
-            let before = bytes_of(&path);
-            let files = ClosedFiles::of(&core, &path).await.unwrap();
-            let mut quiet = |_, _| {};
-            let mut transfer = Transfer::new(&core, None, &mut quiet);
-            let copy = base.join("copy");
-            let made = lsm::checkpoint(files.list(), &copy, &mut transfer).await.unwrap();
-            assert!(made.linked_bytes > 0);
-            backup(&core, files.list(), &base.join("backups")).await;
-            drop(files);
-            assert!(bytes_of(&path) == before, "a copy changed the database");
-            restore(&core, &base.join("backups"), None, &base.join("restored")).await.unwrap();
-            // An unfinished copy that was left is replaced; anything else there is not.
-            std::fs::create_dir(base.join("again.tmp")).unwrap();
-            std::fs::write(base.join("again.tmp/MILLRACE-COPY"), b"").unwrap();
-            std::fs::write(base.join("again.tmp/000007.sst"), b"half").unwrap();
-            let files = ClosedFiles::of(&core, &path).await.unwrap();
-            lsm::checkpoint(files.list(), &base.join("again"), &mut transfer).await.unwrap();
-            std::fs::create_dir(base.join("other.tmp")).unwrap();
-            std::fs::write(base.join("other.tmp/mine"), b"mine").unwrap();
-            let refused = lsm::checkpoint(files.list(), &base.join("other"), &mut transfer).await;
-            assert!(refused.unwrap_err().to_string().contains("other.tmp/mine"));
-            for copy in ["copy", "again", "restored"] {
-                holds(&core, &base.join(copy), &model, false).await;
-                holds(&core, &base.join(copy), &model, true).await;
-            }
-            std::fs::remove_dir_all(&base).unwrap();
+    in_directory(dir, async |core, base| {
+        let path = base.join("db");
+        let (db, writer) = open(&core, &path, small(Durability::Process)).await;
+        let mut model = Model::new();
+        write_some(&core, &writer, &mut model, 700).await;
+        let locked = ClosedFiles::of(&core, &path).await.err().unwrap();
+        assert_eq!(locked.kind(), Kind::Locked);
+        writer.close().await.unwrap();
+        drop((db, writer));
+        let before = bytes_of(&path);
+        let files = ClosedFiles::of(&core, &path).await.unwrap();
+        let mut quiet = |_, _| {};
+        let mut transfer = Transfer::new(&core, None, &mut quiet);
+        let copy = base.join("copy");
+        let made = lsm::checkpoint(files.list(), &copy, &mut transfer).await.unwrap();
+        assert!(made.linked_bytes > 0);
+        backup(&core, files.list(), &base.join("backups")).await;
+        drop(files);
+        assert!(bytes_of(&path) == before, "a copy changed the database");
+        restore(&core, &base.join("backups"), None, &base.join("restored")).await.unwrap();
+        // An unfinished copy that was left is replaced; anything else there is not.
+        std::fs::create_dir(base.join("again.tmp")).unwrap();
+        std::fs::write(base.join("again.tmp/MILLRACE-COPY"), b"").unwrap();
+        std::fs::write(base.join("again.tmp/000007.sst"), b"half").unwrap();
+        let files = ClosedFiles::of(&core, &path).await.unwrap();
+        lsm::checkpoint(files.list(), &base.join("again"), &mut transfer).await.unwrap();
+        std::fs::create_dir(base.join("other.tmp")).unwrap();
+        std::fs::write(base.join("other.tmp/mine"), b"mine").unwrap();
+        let refused = lsm::checkpoint(files.list(), &base.join("other"), &mut transfer).await;
+        assert!(refused.unwrap_err().to_string().contains("other.tmp/mine"));
+        for copy in ["copy", "again", "restored"] {
+            holds(&core, &base.join(copy), &model, false).await;
+            holds(&core, &base.join(copy), &model, true).await;
         }
     });
 }
@@ -233,42 +232,38 @@ fn copies_of_a_closed_database_leave_it_as_it_was() {
 fn a_copy_removes_nothing_that_no_copy_has_left() {
     let dir = fresh_dir("copies-foreign");
     make_backups(&dir, 1, small(Durability::Process));
-    on_one_core(move |core| {
-        let base = dir.clone();
-        async move {
-            let (backups, target) = (base.join("backups"), base.join("new"));
-            let files = ClosedFiles::of(&core, &base.join("db")).await.unwrap();
-            let mut quiet = |_, _| {};
-            let mut transfer = Transfer::new(&core, None, &mut quiet);
-            let draft = base.join("new.tmp");
-            restore(&core, &backups, None, &draft).await.unwrap();
-            for (others, named) in [
-                // A whole database.
-                (&[][..], ""),
-                (&["LOCK"], ""),
-                // One that was made of what a killed copy has left.
-                (&["MILLRACE-COPY", "LOCK"], "LOCK"),
-                (&["MILLRACE-COPY", "IDENTITY"], "IDENTITY"),
-                (&["MILLRACE-COPY", "mine"], "mine"),
-            ] {
-                others.iter().for_each(|name| std::fs::write(draft.join(name), b"").unwrap());
-                let before = bytes_of(&draft);
-                let made = lsm::checkpoint(files.list(), &target, &mut transfer).await;
-                let restored = restore(&core, &backups, None, &target).await;
-                for error in [made.unwrap_err(), restored.unwrap_err()] {
-                    assert_eq!(error.kind(), Kind::Unsupported);
-                    let place = format!("{}/{named}", draft.display());
-                    assert!(error.to_string().contains(&place), "{others:?}: {error}");
-                }
-                assert!(bytes_of(&draft) == before && !target.exists(), "{others:?}");
-                others.iter().for_each(|name| std::fs::remove_file(draft.join(name)).unwrap());
+    in_directory(dir, async |core, base| {
+        let (backups, target) = (base.join("backups"), base.join("new"));
+        let files = ClosedFiles::of(&core, &base.join("db")).await.unwrap();
+        let mut quiet = |_, _| {};
+        let mut transfer = Transfer::new(&core, None, &mut quiet);
+        let draft = base.join("new.tmp");
+        restore(&core, &backups, None, &draft).await.unwrap();
+        for (others, named) in [
+            // A whole database.
+            (&[][..], ""),
+            (&["LOCK"], ""),
+            // One that was made of what a killed copy has left.
+            (&["MILLRACE-COPY", "LOCK"], "LOCK"),
+            (&["MILLRACE-COPY", "IDENTITY"], "IDENTITY"),
+            (&["MILLRACE-COPY", "mine"], "mine"),
+        ] {
+            others.iter().for_each(|name| std::fs::write(draft.join(name), b"").unwrap());
+            let before = bytes_of(&draft);
+            let made = lsm::checkpoint(files.list(), &target, &mut transfer).await;
+            let restored = restore(&core, &backups, None, &target).await;
+            for error in [made.unwrap_err(), restored.unwrap_err()] {
+                assert_eq!(error.kind(), Kind::Unsupported);
+                let place = format!("{}/{named}", draft.display());
+                assert!(error.to_string().contains(&place), "{others:?}: {error}");
             }
-            std::fs::write(draft.join("MILLRACE-COPY"), b"").unwrap();
-            // What a killed copy has left, without anything else, is used.
-            restore(&core, &backups, None, &target).await.unwrap();
-            assert!(!draft.exists() && !target.join("MILLRACE-COPY").exists());
-            std::fs::remove_dir_all(&base).unwrap();
+            assert!(bytes_of(&draft) == before && !target.exists(), "{others:?}");
+            others.iter().for_each(|name| std::fs::remove_file(draft.join(name)).unwrap());
         }
+        std::fs::write(draft.join("MILLRACE-COPY"), b"").unwrap();
+        // What a killed copy has left, without anything else, is used.
+        restore(&core, &backups, None, &target).await.unwrap();
+        assert!(!draft.exists() && !target.join("MILLRACE-COPY").exists());
     });
 }
 
@@ -276,32 +271,28 @@ fn a_copy_removes_nothing_that_no_copy_has_left() {
 fn only_one_process_at_a_time_makes_a_directory() {
     let dir = fresh_dir("copies-locked");
     make_backups(&dir, 1, small(Durability::Process));
-    on_one_core(move |core| {
-        let base = dir.clone();
-        async move {
-            let (backups, target) = (base.join("backups"), base.join("new"));
-            let files = ClosedFiles::of(&core, &base.join("db")).await.unwrap();
-            let mut quiet = |_, _| {};
-            let mut transfer = Transfer::new(&core, None, &mut quiet);
-            // The other process: it has restored a table, and has the lock.
-            let draft = base.join("new.tmp");
-            std::fs::create_dir(&draft).unwrap();
-            std::fs::write(draft.join("000007.sst"), b"half").unwrap();
-            let lock = core.lock_exclusive(&draft.join("MILLRACE-COPY")).await.unwrap();
-            let before = bytes_of(&draft);
-            let made = lsm::checkpoint(files.list(), &target, &mut transfer).await;
-            let restored = restore(&core, &backups, None, &target).await;
-            for error in [made.unwrap_err(), restored.unwrap_err()] {
-                assert!(error.kind() == Kind::Locked, "{error}");
-                assert!(error.to_string().contains("another process is making"), "{error}");
-            }
-            assert!(bytes_of(&draft) == before && !target.exists());
-            // The lock ends with the process.
-            drop(lock);
-            lsm::checkpoint(files.list(), &target, &mut transfer).await.unwrap();
-            assert!(!draft.exists() && !target.join("000007.sst").exists());
-            std::fs::remove_dir_all(&base).unwrap();
+    in_directory(dir, async |core, base| {
+        let (backups, target) = (base.join("backups"), base.join("new"));
+        let files = ClosedFiles::of(&core, &base.join("db")).await.unwrap();
+        let mut quiet = |_, _| {};
+        let mut transfer = Transfer::new(&core, None, &mut quiet);
+        // The other process: it has restored a table, and has the lock.
+        let draft = base.join("new.tmp");
+        std::fs::create_dir(&draft).unwrap();
+        std::fs::write(draft.join("000007.sst"), b"half").unwrap();
+        let lock = core.lock_exclusive(&draft.join("MILLRACE-COPY")).await.unwrap();
+        let before = bytes_of(&draft);
+        let made = lsm::checkpoint(files.list(), &target, &mut transfer).await;
+        let restored = restore(&core, &backups, None, &target).await;
+        for error in [made.unwrap_err(), restored.unwrap_err()] {
+            assert!(error.kind() == Kind::Locked, "{error}");
+            assert!(error.to_string().contains("another process is making"), "{error}");
         }
+        assert!(bytes_of(&draft) == before && !target.exists());
+        // The lock ends with the process.
+        drop(lock);
+        lsm::checkpoint(files.list(), &target, &mut transfer).await.unwrap();
+        assert!(!draft.exists() && !target.join("000007.sst").exists());
     });
 }
 
@@ -318,8 +309,7 @@ fn only_the_used_part_of_a_log_is_copied() {
             let (base, options) = (base.clone(), options.clone());
             async move {
                 let path = base.join("db");
-                let open = Db::open_for_writing(&core, &path, OpenOptions::default(), options);
-                let (db, writer) = open.await.unwrap();
+                let (db, writer) = open(&core, &path, options).await;
                 let mut model = Model::new();
                 write_some(&core, &writer, &mut model, batches).await;
                 // As a kill leaves it.
@@ -386,8 +376,7 @@ fn make_backups(dir: &Path, rounds: u32, options: WriteOptions) -> Vec<Model> {
         let (base, options) = (base.clone(), options.clone());
         async move {
             let path = base.join("db");
-            let open = Db::open_for_writing(&core, &path, OpenOptions::default(), options);
-            let (_db, writer) = open.await.unwrap();
+            let (_db, writer) = open(&core, &path, options).await;
             let (mut model, mut models) = (Model::new(), Vec::new());
             for round in 1..=rounds {
                 write_some(&core, &writer, &mut model, 250).await;
@@ -458,52 +447,47 @@ fn restored_by_both(name: &str, options: WriteOptions) {
 #[test]
 fn a_later_backup_copies_only_what_is_new_and_an_interrupted_one_is_continued() {
     let dir = fresh_dir("backups-increments");
-    on_one_core(move |core| {
-        let base = dir.clone();
-        async move {
-            let backups = base.join("backups");
-            let path = base.join("db");
-            let options = small(Durability::Process);
-            let open = Db::open_for_writing(&core, &path, OpenOptions::default(), options);
-            let (_db, writer) = open.await.unwrap();
-            let mut model = Model::new();
-            write_some(&core, &writer, &mut model, 1500).await;
-            let live = writer.live_files(0).await.unwrap();
-            let first = backup(&core, live.list(), &backups).await;
-            assert_eq!(first.shared_bytes, 0);
-            let second = backup(&core, live.list(), &backups).await;
-            assert!(second.bytes - second.shared_bytes < 20_000, "{second:?}");
-            // An attempt that ended before its description: whole files are taken over, and one
-            // that has other bytes is not.
-            std::fs::remove_file(backups.join("meta/1")).unwrap();
-            std::fs::remove_file(backups.join("meta/2")).unwrap();
-            let shared = bytes_of(&backups.join("shared_checksum"));
-            let (victim, bytes) = shared.iter().next().unwrap();
-            let mut changed = bytes.clone();
-            changed[100] ^= 1;
-            std::fs::write(victim, &changed).unwrap();
-            let again = backup(&core, live.list(), &backups).await;
-            let copied = again.bytes - again.shared_bytes;
-            assert!(again.shared_bytes > 0 && copied >= bytes.len() as u64, "{again:?}");
-            assert_eq!(damages(&core, &backups, again.id).await, [""; 0]);
-            // Both names are links to one file only in the database.
-            assert_eq!(std::fs::metadata(victim).unwrap().nlink(), 1);
-            drop(live);
-            // A restore that was interrupted takes over what it has verified.
-            let to = base.join("restored");
-            restore(&core, &backups, None, &to).await.unwrap();
-            std::fs::rename(&to, base.join("restored.tmp")).unwrap();
-            std::fs::write(base.join("restored.tmp/MILLRACE-COPY"), b"").unwrap();
-            let table = bytes_of(&base.join("restored.tmp"));
-            let table = table.keys().find(|path| path.extension() == Some("sst".as_ref()));
-            std::fs::write(table.unwrap(), b"half of it").unwrap();
-            std::fs::write(base.join("restored.tmp/000001.log"), b"of another backup").unwrap();
-            restore(&core, &backups, None, &to).await.unwrap();
-            assert!(!to.join("000001.log").exists());
-            holds(&core, &to, &model, true).await;
-            writer.close().await.unwrap();
-            std::fs::remove_dir_all(&base).unwrap();
-        }
+    in_directory(dir, async |core, base| {
+        let backups = base.join("backups");
+        let path = base.join("db");
+        let options = small(Durability::Process);
+        let (_db, writer) = open(&core, &path, options).await;
+        let mut model = Model::new();
+        write_some(&core, &writer, &mut model, 1500).await;
+        let live = writer.live_files(0).await.unwrap();
+        let first = backup(&core, live.list(), &backups).await;
+        assert_eq!(first.shared_bytes, 0);
+        let second = backup(&core, live.list(), &backups).await;
+        assert!(second.bytes - second.shared_bytes < 20_000, "{second:?}");
+        // An attempt that ended before its description: whole files are taken over, and one
+        // that has other bytes is not.
+        std::fs::remove_file(backups.join("meta/1")).unwrap();
+        std::fs::remove_file(backups.join("meta/2")).unwrap();
+        let shared = bytes_of(&backups.join("shared_checksum"));
+        let (victim, bytes) = shared.iter().next().unwrap();
+        let mut changed = bytes.clone();
+        changed[100] ^= 1;
+        std::fs::write(victim, &changed).unwrap();
+        let again = backup(&core, live.list(), &backups).await;
+        let copied = again.bytes - again.shared_bytes;
+        assert!(again.shared_bytes > 0 && copied >= bytes.len() as u64, "{again:?}");
+        assert_eq!(damages(&core, &backups, again.id).await, [""; 0]);
+        // Both names are links to one file only in the database.
+        assert_eq!(std::fs::metadata(victim).unwrap().nlink(), 1);
+        drop(live);
+        // A restore that was interrupted takes over what it has verified.
+        let to = base.join("restored");
+        restore(&core, &backups, None, &to).await.unwrap();
+        std::fs::rename(&to, base.join("restored.tmp")).unwrap();
+        std::fs::write(base.join("restored.tmp/MILLRACE-COPY"), b"").unwrap();
+        let table = bytes_of(&base.join("restored.tmp"));
+        let table = table.keys().find(|path| path.extension() == Some("sst".as_ref()));
+        std::fs::write(table.unwrap(), b"half of it").unwrap();
+        std::fs::write(base.join("restored.tmp/000001.log"), b"of another backup").unwrap();
+        restore(&core, &backups, None, &to).await.unwrap();
+        assert!(!to.join("000001.log").exists());
+        holds(&core, &to, &model, true).await;
+        writer.close().await.unwrap();
     });
 }
 
@@ -511,38 +495,34 @@ fn a_later_backup_copies_only_what_is_new_and_an_interrupted_one_is_continued() 
 fn one_flipped_bit_of_a_backup_is_found_and_never_restored() {
     let dir = fresh_dir("backups-damage");
     make_backups(&dir, 1, small(Durability::Process));
-    on_one_core(move |core| {
-        let base = dir.clone();
-        async move {
-            let backups = base.join("backups");
-            let all = bytes_of(&backups);
-            let files = all.iter().filter(|(path, bytes)| {
-                !bytes.is_empty() && !path.starts_with(backups.join("meta"))
-            });
-            for (n, (path, bytes)) in files.enumerate() {
-                let mut changed = bytes.clone();
-                let at = (n * 7919) % bytes.len();
-                changed[at] ^= 1 << (n % 8);
-                std::fs::write(path, &changed).unwrap();
-                let found = damages(&core, &backups, 1).await;
-                assert!(found.len() == 1 && found[0].contains("checksum"), "{found:?}");
-                let to = base.join("restored");
-                let error = restore(&core, &backups, Some(1), &to).await.unwrap_err();
-                assert!(error.kind() == Kind::Corruption && !to.exists(), "{error}");
-                std::fs::write(path, bytes).unwrap();
-            }
-            // A damaged description is not passed over in favour of an older backup.
-            std::fs::write(backups.join("meta/2"), b"damaged").unwrap();
-            let error = restore(&core, &backups, None, &base.join("restored")).await.unwrap_err();
-            assert!(error.to_string().contains("meta/2"), "{error}");
-            BackupDir::new(&core, &backups).delete(&[2]).await.unwrap();
-            let (path, bytes) = all.iter().find(|(path, _)| path.ends_with("CURRENT")).unwrap();
-            std::fs::remove_file(path).unwrap();
-            assert_eq!(damages(&core, &backups, 1).await.len(), 1);
+    in_directory(dir, async |core, base| {
+        let backups = base.join("backups");
+        let all = bytes_of(&backups);
+        let files = all
+            .iter()
+            .filter(|(path, bytes)| !bytes.is_empty() && !path.starts_with(backups.join("meta")));
+        for (n, (path, bytes)) in files.enumerate() {
+            let mut changed = bytes.clone();
+            let at = (n * 7919) % bytes.len();
+            changed[at] ^= 1 << (n % 8);
+            std::fs::write(path, &changed).unwrap();
+            let found = damages(&core, &backups, 1).await;
+            assert!(found.len() == 1 && found[0].contains("checksum"), "{found:?}");
+            let to = base.join("restored");
+            let error = restore(&core, &backups, Some(1), &to).await.unwrap_err();
+            assert!(error.kind() == Kind::Corruption && !to.exists(), "{error}");
             std::fs::write(path, bytes).unwrap();
-            restore(&core, &backups, Some(1), &base.join("restored")).await.unwrap();
-            std::fs::remove_dir_all(&base).unwrap();
         }
+        // A damaged description is not passed over in favour of an older backup.
+        std::fs::write(backups.join("meta/2"), b"damaged").unwrap();
+        let error = restore(&core, &backups, None, &base.join("restored")).await.unwrap_err();
+        assert!(error.to_string().contains("meta/2"), "{error}");
+        BackupDir::new(&core, &backups).delete(&[2]).await.unwrap();
+        let (path, bytes) = all.iter().find(|(path, _)| path.ends_with("CURRENT")).unwrap();
+        std::fs::remove_file(path).unwrap();
+        assert_eq!(damages(&core, &backups, 1).await.len(), 1);
+        std::fs::write(path, bytes).unwrap();
+        restore(&core, &backups, Some(1), &base.join("restored")).await.unwrap();
     });
 }
 
@@ -550,41 +530,36 @@ fn one_flipped_bit_of_a_backup_is_found_and_never_restored() {
 fn a_directory_of_backups_is_of_one_database_and_not_the_directory_of_one() {
     let dir = fresh_dir("backups-other");
     make_backups(&dir, 1, small(Durability::Process));
-    on_one_core(move |core| {
-        let base = dir.clone();
-        async move {
-            let (backups, other) = (base.join("backups"), base.join("other"));
-            std::fs::create_dir(&other).unwrap();
-            let options = small(Durability::Power);
-            let open = Db::open_for_writing(&core, &other, OpenOptions::default(), options);
-            let (db, writer) = open.await.unwrap();
-            writer.put(b"k", b"other").await.unwrap();
-            writer.close().await.unwrap();
-            drop((db, writer));
-            let (before, database) = (bytes_of(&backups), bytes_of(&other));
-            let files = ClosedFiles::of(&core, &other).await.unwrap();
-            let mut quiet = |_, _| {};
-            let mut transfer = Transfer::new(&core, None, &mut quiet);
-            let refused = BackupDir::new(&core, &backups).create(files.list(), &mut transfer).await;
-            let refused = refused.unwrap_err();
-            assert!(refused.kind() == Kind::Unsupported, "{refused}");
-            assert!(refused.to_string().contains("backup 1 is of another database"), "{refused}");
-            assert!(bytes_of(&backups) == before, "the refusal changed the backups");
-            let insists = BackupDir::new(&core, &backups).of_any_database();
-            assert_eq!(insists.create(files.list(), &mut transfer).await.unwrap().id, 2);
-            // A restored database continues the backups of its original.
-            restore(&core, &backups, Some(1), &base.join("restored")).await.unwrap();
-            BackupDir::new(&core, &backups).delete(&[2]).await.unwrap();
-            let restored = ClosedFiles::of(&core, &base.join("restored")).await.unwrap();
-            assert_eq!(backup(&core, restored.list(), &backups).await.id, 2);
-            for place in ["other", "db"] {
-                let place = BackupDir::new(&core, &base.join(place));
-                let refused = place.create(files.list(), &mut transfer).await.unwrap_err();
-                assert!(refused.to_string().contains("directory of a database"), "{refused}");
-            }
-            assert!(bytes_of(&other) == database && !other.join("meta").exists());
-            std::fs::remove_dir_all(&base).unwrap();
+    in_directory(dir, async |core, base| {
+        let (backups, other) = (base.join("backups"), base.join("other"));
+        std::fs::create_dir(&other).unwrap();
+        let options = small(Durability::Power);
+        let (db, writer) = open(&core, &other, options).await;
+        writer.put(b"k", b"other").await.unwrap();
+        writer.close().await.unwrap();
+        drop((db, writer));
+        let (before, database) = (bytes_of(&backups), bytes_of(&other));
+        let files = ClosedFiles::of(&core, &other).await.unwrap();
+        let mut quiet = |_, _| {};
+        let mut transfer = Transfer::new(&core, None, &mut quiet);
+        let refused = BackupDir::new(&core, &backups).create(files.list(), &mut transfer).await;
+        let refused = refused.unwrap_err();
+        assert!(refused.kind() == Kind::Unsupported, "{refused}");
+        assert!(refused.to_string().contains("backup 1 is of another database"), "{refused}");
+        assert!(bytes_of(&backups) == before, "the refusal changed the backups");
+        let insists = BackupDir::new(&core, &backups).of_any_database();
+        assert_eq!(insists.create(files.list(), &mut transfer).await.unwrap().id, 2);
+        // A restored database continues the backups of its original.
+        restore(&core, &backups, Some(1), &base.join("restored")).await.unwrap();
+        BackupDir::new(&core, &backups).delete(&[2]).await.unwrap();
+        let restored = ClosedFiles::of(&core, &base.join("restored")).await.unwrap();
+        assert_eq!(backup(&core, restored.list(), &backups).await.id, 2);
+        for place in ["other", "db"] {
+            let place = BackupDir::new(&core, &base.join(place));
+            let refused = place.create(files.list(), &mut transfer).await.unwrap_err();
+            assert!(refused.to_string().contains("directory of a database"), "{refused}");
         }
+        assert!(bytes_of(&other) == database && !other.join("meta").exists());
     });
 }
 
@@ -592,15 +567,11 @@ fn a_directory_of_backups_is_of_one_database_and_not_the_directory_of_one() {
 fn a_backup_that_is_named_twice_is_deleted_once() {
     let dir = fresh_dir("backups-twice");
     make_backups(&dir, 2, small(Durability::Process));
-    on_one_core(move |core| {
-        let base = dir.clone();
-        async move {
-            let backups = BackupDir::new(&core, &base.join("backups"));
-            assert!(backups.delete(&[1, 1]).await.unwrap() > 0);
-            assert!(!base.join("backups/private/1").exists());
-            assert_eq!(damages(&core, &base.join("backups"), 2).await, [""; 0]);
-            std::fs::remove_dir_all(&base).unwrap();
-        }
+    in_directory(dir, async |core, base| {
+        let backups = BackupDir::new(&core, &base.join("backups"));
+        assert!(backups.delete(&[1, 1]).await.unwrap() > 0);
+        assert!(!base.join("backups/private/1").exists());
+        assert_eq!(damages(&core, &base.join("backups"), 2).await, [""; 0]);
     });
 }
 
@@ -608,26 +579,21 @@ fn a_backup_that_is_named_twice_is_deleted_once() {
 fn a_description_that_cannot_be_read_hides_no_other() {
     let dir = fresh_dir("backups-unreadable");
     make_backups(&dir, 2, small(Durability::Process));
-    on_one_core(move |core| {
-        let base = dir.clone();
-        async move {
-            // Too long to be read.
-            let long = std::fs::File::create(base.join("backups/meta/3")).unwrap();
-            long.set_len(300 << 20).unwrap();
-            std::fs::write(base.join("backups/meta/5"), [0xff; 10]).unwrap();
-            let (listed, damaged) =
-                BackupDir::new(&core, &base.join("backups")).list().await.unwrap();
-            let listed: Vec<u32> = listed.iter().map(|backup| backup.id).collect();
-            let damaged: Vec<String> = damaged.iter().map(ToString::to_string).collect();
-            assert_eq!(listed, [1, 2], "{damaged:?}");
-            assert!(damaged.iter().any(|what| what.contains("meta/3: 314572800 bytes")));
-            assert!(damaged.iter().any(|what| what.contains("meta/5: not text")), "{damaged:?}");
-            let to = base.join("restored");
-            let error = restore(&core, &base.join("backups"), None, &to).await.unwrap_err();
-            assert_eq!(error.kind(), Kind::Corruption);
-            restore(&core, &base.join("backups"), Some(2), &to).await.unwrap();
-            std::fs::remove_dir_all(&base).unwrap();
-        }
+    in_directory(dir, async |core, base| {
+        // Too long to be read.
+        let long = std::fs::File::create(base.join("backups/meta/3")).unwrap();
+        long.set_len(300 << 20).unwrap();
+        std::fs::write(base.join("backups/meta/5"), [0xff; 10]).unwrap();
+        let (listed, damaged) = BackupDir::new(&core, &base.join("backups")).list().await.unwrap();
+        let listed: Vec<u32> = listed.iter().map(|backup| backup.id).collect();
+        let damaged: Vec<String> = damaged.iter().map(ToString::to_string).collect();
+        assert_eq!(listed, [1, 2], "{damaged:?}");
+        assert!(damaged.iter().any(|what| what.contains("meta/3: 314572800 bytes")));
+        assert!(damaged.iter().any(|what| what.contains("meta/5: not text")), "{damaged:?}");
+        let to = base.join("restored");
+        let error = restore(&core, &base.join("backups"), None, &to).await.unwrap_err();
+        assert_eq!(error.kind(), Kind::Corruption);
+        restore(&core, &base.join("backups"), Some(2), &to).await.unwrap();
     });
 }
 
@@ -648,8 +614,7 @@ fn rocksdb_and_millrace_make_backups_in_one_directory_in_turn() {
                 let db = base.join("db");
                 if writes {
                     let options = WriteOptions::default();
-                    let open = Db::open_for_writing(&core, &db, OpenOptions::default(), options);
-                    let (_db, writer) = open.await.unwrap();
+                    let (_db, writer) = open(&core, &db, options).await;
                     writer.put(b"k", format!("millrace{round}").as_bytes()).await.unwrap();
                     writer.close().await.unwrap();
                 }

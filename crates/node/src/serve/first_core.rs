@@ -18,7 +18,7 @@ use super::holds::Holds;
 use super::info::Description;
 use super::ingestions::Ingestions;
 use super::metrics::{self, Sources};
-use super::open::{explain, family_of, open, open_for_writing};
+use super::open::{explain, open, open_for_writing};
 use super::phases::Phase;
 use super::ports::{inherited_listener, is_in_use, listen_alone, listen_on_all, no_port};
 use super::{Clients, Database, NodeState, Opened, Ready, watch_signals};
@@ -262,7 +262,7 @@ async fn open_database(
             blob_space_max_ratio: config.blob_space_max_ratio,
             ..WriteOptions::default()
         };
-        let agrees = async |db: Option<&Db>| family_of(db, &config.column_family);
+        let agrees = async |db: &Db| db.column_family(&config.column_family);
         let open =
             async || open_for_writing(core, data, options.clone(), write.clone(), agrees).await;
         let (db, writer, family) = patiently(core, held, open).await?;

@@ -4,7 +4,7 @@ use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-use lsm::{CfId, Db, OpenOptions, WriteOptions, Writer};
+use lsm::{Db, OpenOptions, WriteOptions, Writer};
 use reactor::Core;
 
 use crate::error::{Error, Kind};
@@ -29,29 +29,15 @@ pub async fn open_for_writing<T>(
     path: &Path,
     options: OpenOptions,
     write: WriteOptions,
-    agrees: impl AsyncFn(Option<&Db>) -> lsm::Result<T>,
+    agrees: impl AsyncFn(&Db) -> lsm::Result<T>,
 ) -> Result<(Db, Writer, T), Error> {
     let explain = |error| explain(path, &error);
     if write.create && is_missing(core, path).await {
-        agrees(None).await.map_err(explain)?;
+        let new = Db::before_creation(core, path, &options, &write).await.map_err(explain)?;
+        agrees(&new).await.map_err(explain)?;
         make_directory(core, path).await.map_err(|error| no_directory(path, &error))?;
     }
     Db::open_for_writing_if(core, path, options, write, agrees).await.map_err(explain)
-}
-
-/// The column family with this name, in a database or in one that is to be created.
-///
-/// # Errors
-/// As for [`Db::column_family`].
-pub fn family_of(db: Option<&Db>, name: &str) -> lsm::Result<CfId> {
-    match db {
-        Some(db) => db.column_family(name),
-        None if name == "default" => Ok(CfId::default()),
-        None => Err(lsm::Error::new(
-            lsm::Kind::UnknownColumnFamily,
-            format!("no column family is named '{name}': a new database has only default"),
-        )),
-    }
 }
 
 async fn is_missing(core: &Core, path: &Path) -> bool {

@@ -15,12 +15,13 @@
 //! task. A waker borrows only the task table. No future is dropped while a cell is borrowed.
 //!
 //! The files: `turn`, `operations` (starting them, and the backlog), `call` (other cores), `names`,
-//! `images` and `processes` (operations that a helper thread makes), `join` and `sleep` (tasks),
-//! `stop`. The room uses `driver`, `memory`, `wait` and the tables (`op`, `task`, `timer`,
+//! `images`, `processes` and `compute` (operations that a helper thread makes), `join` and `sleep`
+//! (tasks), `stop`. The room uses `driver`, `memory`, `wait` and the tables (`op`, `task`, `timer`,
 //! `poller`, `mesh`). A circle stays: files and sockets start operations through their core, and
 //! the operation table holds the file or socket of each operation.
 
 mod call;
+mod compute;
 mod images;
 mod join;
 mod names;

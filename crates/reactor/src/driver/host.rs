@@ -3,7 +3,8 @@
 //!
 //! One more thread only removes and closes files: the later of the two frees a file's blocks, which
 //! can take long (50 ms for 64 MiB, measured on a file system that discards them on the device),
-//! and other operations must not queue after the removal of many files.
+//! and other operations must not queue after the removal of many files. For the same reason another
+//! one only computes.
 
 use std::fs;
 use std::io::{self, Read};
@@ -24,6 +25,7 @@ type Job = Box<dyn FnOnce() + Send>;
 pub(crate) struct Helpers {
     queue: Arc<Queue<Job>>,
     cleaner: Cleaner,
+    work: Arc<Queue<Job>>,
     threads: Vec<std::thread::JoinHandle<()>>,
 }
 
@@ -33,10 +35,12 @@ impl Helpers {
         let mut helpers = Helpers {
             queue: Arc::new(Queue::new()),
             cleaner: Cleaner(Arc::new(Queue::new())),
-            threads: Vec::with_capacity(threads + 1),
+            work: Arc::new(Queue::new()),
+            threads: Vec::with_capacity(threads + 2),
         };
         let names = (0..threads).map(|n| (format!("millrace-help{n}"), &helpers.queue));
-        let all = names.chain([("millrace-clean".to_owned(), &helpers.cleaner.0)]);
+        let others = [("millrace-clean", &helpers.cleaner.0), ("millrace-work", &helpers.work)];
+        let all = names.chain(others.map(|(name, queue)| (name.to_owned(), queue)));
         for (name, queue) in all.map(|(name, queue)| (name, queue.clone())).collect::<Vec<_>>() {
             let thread = std::thread::Builder::new().name(name);
             let thread = thread.spawn(move || {
@@ -54,6 +58,7 @@ impl Helpers {
     pub fn run(&self, op: MetaOp, tell: impl FnOnce(io::Result<MetaOut>) + Send + 'static) {
         let queue = match op {
             MetaOp::Remove { .. } => &self.cleaner.0,
+            MetaOp::Compute(_) => &self.work,
             _ => &self.queue,
         };
         let cleaner = self.cleaner.clone();
@@ -66,6 +71,7 @@ impl Drop for Helpers {
     fn drop(&mut self) {
         self.queue.stop();
         self.cleaner.0.stop();
+        self.work.stop();
         for thread in self.threads.drain(..) {
             // A job that panicked ended only its own thread; its core panics on the lost answer.
             let _ = thread.join();
@@ -126,6 +132,7 @@ fn perform(op: MetaOp, cleaner: &Cleaner) -> io::Result<MetaOut> {
             image(&path, file, how, holes, cleaner).map(MetaOut::Image)
         }
         MetaOp::StartProcess(program) => program.start().map(MetaOut::Process),
+        MetaOp::Compute(work) => Ok(MetaOut::Bytes((work.0)())),
         MetaOp::Measure { file } => {
             let len = measure(host_fd(&file)?)?;
             file.set_size(len);

@@ -14,6 +14,7 @@
 //! There is one circle: the simulated driver works on the devices of [`crate::sim`], which speak
 //! this module's types. It is here because all writing to an operation's memory is in this room.
 
+use std::fmt;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
@@ -249,6 +250,8 @@ pub enum MetaOp {
     },
     /// Start another program.
     StartProcess(Program),
+    /// Compute something.
+    Compute(Work),
     /// Read the length of an open file, and note it.
     Measure {
         /// Its path or handle.
@@ -260,6 +263,16 @@ pub enum MetaOp {
         /// Its path or handle.
         path: PathBuf,
     },
+}
+
+/// A computation.
+#[derive(Clone)]
+pub struct Work(pub Arc<dyn Fn() -> Vec<u8> + Send + Sync>);
+
+impl fmt::Debug for Work {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Work").finish_non_exhaustive()
+    }
 }
 
 /// The answer of a [`MetaOp`].
@@ -275,7 +288,7 @@ pub enum MetaOut {
     Process(Child),
     /// Of `List`.
     List(Vec<DirEntry>),
-    /// Of `ReadSmall`.
+    /// Of `ReadSmall` and `Compute`.
     Bytes(Vec<u8>),
     /// Of `LockShared` and `LockExclusive`: the descriptor holds the lock; `None` where no lock is
     /// needed.

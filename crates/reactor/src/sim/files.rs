@@ -85,14 +85,22 @@ impl State {
             MetaOp::StartProcess(program) => (13, &program.path),
             MetaOp::Link { to, .. } => (14, to),
             MetaOp::RemoveDir { path } => (15, path),
+            MetaOp::Compute(_) => {
+                changed = PathBuf::new();
+                (16, &changed)
+            }
         };
         let path = path.clone();
         self.note(core, token, What::Name { kind });
         let (trace, now) = (&mut self.trace, self.now);
-        let name_error = self.disk.plan_name(&mut self.device, &path, |kind| {
-            let what = What::Fault { kind: kind.number() };
-            trace.note(Event { at: now, core: core as u32, token, what });
-        });
+        let name_error = match &op {
+            // The disk has no part in it.
+            MetaOp::Compute(_) => None,
+            _ => self.disk.plan_name(&mut self.device, &path, |kind| {
+                let what = What::Fault { kind: kind.number() };
+                trace.note(Event { at: now, core: core as u32, token, what });
+            }),
+        };
         let (plan, len) = match &op {
             MetaOp::ReadSmall { max, .. } => {
                 let size = self.disk.find(&path).map_or(0, |i| i.borrow().len());
@@ -222,6 +230,10 @@ impl State {
             }
             // Only tests start processes here.
             MetaOp::StartProcess(_) => Err(io::ErrorKind::Unsupported.into()),
+            MetaOp::Compute(work) => {
+                self.computations += 1;
+                Ok(MetaOut::Bytes((work.0)()))
+            }
             MetaOp::Measure { file } => {
                 let own = self.file(file.fd().number());
                 let own = own.ok_or_else(|| io::Error::from_raw_os_error(libc::EBADF))?;

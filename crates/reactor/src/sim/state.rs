@@ -130,6 +130,8 @@ pub(crate) struct State {
     pub(super) closing: Sender<i32>,
     closed: Inbox<i32>,
     pub(super) images: Vec<OpenImage>,
+    /// Computations made besides the cores.
+    pub(super) computations: u64,
     /// A scheduled crash, and the number of completions before it.
     pub(super) armed: Option<(u64, Crash)>,
     /// Whether the running process has crashed.
@@ -168,6 +170,7 @@ impl State {
             names: BTreeMap::new(),
             order: 0,
             descriptors: Vec::new(),
+            computations: 0,
             addresses: Addresses::default(),
             arrivals: BTreeMap::new(),
             waiting: BTreeMap::new(),

@@ -327,6 +327,12 @@ impl World {
         self.0.state.borrow().disk.counts
     }
 
+    /// Computations that were made besides the cores, in all runs: see
+    /// [`Core::compute`](crate::Core::compute).
+    pub fn computations(&self) -> u64 {
+        self.0.state.borrow().computations
+    }
+
     /// Operations that a core has submitted to the devices and that have not completed.
     pub fn at_the_device(&self, core: usize) -> usize {
         self.0.state.borrow().ports[core].running.len()

@@ -12,8 +12,8 @@ use std::net::{SocketAddr, TcpStream};
 use std::path::PathBuf;
 use std::pin::Pin;
 use std::rc::Rc;
-use std::sync::Arc;
 use std::sync::mpsc::sync_channel;
+use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Waker};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -145,6 +145,18 @@ async fn poll_once<F: Future + Unpin>(mut future: F) -> (Option<F::Output>, F) {
 }
 
 on_every_driver! {
+    /// The computation ends only if a task of the core runs meanwhile.
+    fn a_computation_leaves_the_core_to_other_tasks(kind: DriverKind) {
+        let computed = on_one_core(&config(kind), |core| async move {
+            let (tell, told) = sync_channel(1);
+            let told = Mutex::new(told);
+            core.spawn(Class::Background, async move { tell.send(7_u8).unwrap() });
+            let hears = move || told.lock().unwrap().recv_timeout(Duration::from_secs(60));
+            core.compute(move || hears().map_or(Vec::new(), |byte| vec![byte])).await
+        });
+        assert_eq!(computed, [7]);
+    }
+
     /// More readers than file threads, ring entries, and the core's own disk depth.
     fn reads_return_the_bytes_of_the_file(kind: DriverKind) {
         for (buffered, depth) in [(false, 1), (false, 7), (false, 300), (true, 1), (true, 100)] {

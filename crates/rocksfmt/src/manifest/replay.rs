@@ -215,20 +215,24 @@ impl ManifestReplay {
     }
 
     /// The records of a new MANIFEST for the same state, without dead blob files and logs. A record
-    /// that adds a column family changes no files, because RocksDB would ignore them.
+    /// that adds a column family changes no files, because RocksDB would ignore them. What no
+    /// MANIFEST may lack is in the last record: so no reader takes a part of them for the whole.
     pub fn snapshot(&self, next_file_number: u64) -> impl Iterator<Item = VersionEdit> {
         let first = VersionEdit {
             db_id: self.db_id.clone(),
-            next_file_number: Some(next_file_number),
             max_column_family: Some(self.max_column_family),
-            last_sequence: self.last_sequence,
             min_log_number_to_keep: Some(self.min_log_number_to_keep).filter(|&number| number > 0),
             ours: true,
             ..VersionEdit::default()
         };
         let families = self.families.iter();
         let families = families.flat_map(|(&id, family)| family.snapshot(id, self.keys));
-        std::iter::once(first).chain(families)
+        let last = VersionEdit {
+            next_file_number: Some(next_file_number),
+            last_sequence: self.last_sequence,
+            ..VersionEdit::default()
+        };
+        [first].into_iter().chain(families).chain([last])
     }
 
     /// The blob files of a column family that RocksDB keeps; see [`ColumnFamily::live_blob_files`].

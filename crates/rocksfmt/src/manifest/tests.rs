@@ -457,3 +457,26 @@ proptest! {
         }
     }
 }
+
+/// A reader that took the first records of a new MANIFEST for all would miss its tables.
+#[test]
+fn no_part_of_the_records_of_a_new_manifest_is_a_whole() {
+    let tables = (1..700).map(|n| file_meta(n, b"a", b"b", (n, n)));
+    let records: Vec<EditBuilder> = tables.map(|meta| edit().add_file(0, &meta)).collect();
+    let state = replay(&records).unwrap();
+    let snapshot: Vec<_> = ManifestReplay::resume(&state).snapshot(800).collect();
+    assert!(snapshot.len() > 4);
+    for len in 0..=snapshot.len() {
+        let mut replay = ManifestReplay::new();
+        for edit in &snapshot[..len] {
+            replay.edit(edit.clone()).unwrap();
+        }
+        match replay.finish() {
+            Ok(all) => {
+                assert_eq!(len, snapshot.len());
+                assert_eq!(all.column_families[&0].files().count(), 699);
+            }
+            Err(error) => assert!(len < snapshot.len(), "{error}"),
+        }
+    }
+}

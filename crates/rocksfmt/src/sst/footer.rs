@@ -135,7 +135,11 @@ impl Footer {
         let footer = match format_version {
             2..=5 => Footer::parse_classic(bytes, format_version, offset)?,
             6 | 7 => Footer::parse_checked(bytes, format_version, offset)?,
-            other => return Err(Error::unsupported(format!("SST format version {other}"))),
+            1 | 8..=31 => {
+                return Err(Error::unsupported(format!("SST format version {format_version}")));
+            }
+            // Part of the footer was never written.
+            other => return Err(Error::corruption(format!("SST format version {other}"))),
         };
         for (handle, name) in [(Some(footer.metaindex), "metaindex"), (footer.index, "index")] {
             if handle.is_some_and(|h| h.stored_len(offset).is_none()) {
@@ -159,7 +163,10 @@ impl Footer {
         };
         let index =
             BlockHandle { offset: d.varint64("index offset")?, size: d.varint64("index size")? };
-        let check = BlockCheck { kind: ChecksumType::from_byte(bytes[0])?, base_context: 0 };
+        // These versions have no others: part of the footer was never written.
+        let kind = ChecksumType::from_byte(bytes[0])
+            .map_err(|_| Error::corruption(format!("unknown checksum type {}", bytes[0])))?;
+        let check = BlockCheck { kind, base_context: 0 };
         Ok(Footer { format_version, check, metaindex, index: Some(index), offset })
     }
 
@@ -168,12 +175,12 @@ impl Footer {
         format_version: u32,
         offset: u64,
     ) -> Result<Footer> {
-        let kind = ChecksumType::from_byte(bytes[0])?;
         let mut d = Decoder::new(&bytes[1..41]);
         let magic = d.bytes(4, "extended magic")?;
         if magic != EXTENDED_MAGIC {
             return Err(Error::corruption(format!("bad extended magic {magic:02x?}")));
         }
+        let kind = ChecksumType::from_byte(bytes[0])?;
         let stored = d.fixed32("footer checksum")?;
         let base_context = d.fixed32("base context checksum")?;
         let size = u64::from(d.fixed32("metaindex size")?);
@@ -270,12 +277,30 @@ mod tests {
         assert!(Footer::parse(&checked(7, ChecksumType::Xxh3, 943, 947), 1000).is_err());
     }
 
+    /// A power cut may leave the last sector of a table, and not the one before.
+    #[test]
+    fn a_torn_footer_is_damage() {
+        let whole = classic(5, (1000, 50), (500, 400));
+        for written in 1..45 {
+            for old in [0, 0x2e] {
+                let mut torn = whole.clone();
+                torn[..written].fill(old);
+                let e = Footer::parse(&torn, 2000).err();
+                assert!(e.is_none_or(|e| e.kind() == crate::Kind::Corruption), "{written}");
+            }
+        }
+    }
+
     #[test]
     fn other_tables_and_versions_are_refused_by_name() {
-        for version in [0, 1, 8, 99] {
+        for version in [1, 8, 31] {
             let e = Footer::parse(&classic(version, (0, 8), (13, 8)), 2000).unwrap_err();
             assert_eq!(e.kind(), crate::Kind::Unsupported);
             assert!(e.to_string().contains(&format!("version {version}")), "{e}");
+        }
+        for version in [0, 32, 256, 0x2e2e_2e2e] {
+            let e = Footer::parse(&classic(version, (0, 8), (13, 8)), 2000).unwrap_err();
+            assert_eq!(e.kind(), crate::Kind::Corruption, "{e}");
         }
         for (magic, name) in
             [(MAGIC_PLAIN, "plain"), (MAGIC_CUCKOO, "cuckoo"), (MAGIC_LEGACY, "version 0")]

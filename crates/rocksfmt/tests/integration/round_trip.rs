@@ -98,7 +98,7 @@ fn entries() -> impl Strategy<Value = Vec<(Vec<u8>, u64, u8, Vec<u8>)>> {
 }
 
 /// The file with these entries, the entries in their order, and the description. `steps` decides
-/// whether the builder's work is done in pieces.
+/// whether the builder's work is done in pieces, and that of its dictionary elsewhere.
 fn build(
     options: SstOptions,
     entries: &[(Vec<u8>, u64, u8, Vec<u8>)],
@@ -126,11 +126,17 @@ fn build(
     let mut file = Vec::new();
     for (key, value) in &sorted {
         builder.add(key, value).unwrap();
+        if steps && let Some(training) = builder.training() {
+            builder.trained(training.run());
+        }
         while steps && builder.step() {}
         if builder.output().len() > 1000 {
             file.extend_from_slice(builder.output());
             builder.output_taken();
         }
+    }
+    if steps && let Some(training) = builder.last_training() {
+        builder.trained(training.run());
     }
     while steps && builder.finish_step() {
         file.extend_from_slice(builder.output());

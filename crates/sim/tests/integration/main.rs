@@ -10,3 +10,4 @@ mod journal;
 mod judge;
 mod manifest;
 mod reads;
+mod repair;

@@ -187,6 +187,17 @@ impl BackupDir {
         }
     }
 
+    async fn check_have(&self, ids: &[u32]) -> Result<()> {
+        let names = self.files_in(META).await?;
+        match ids.iter().find(|id| !names.contains_key(&id.to_string())) {
+            Some(missing) => {
+                let what = format!("{}: there is no backup {missing}", self.path.display());
+                Err(Error::new(Kind::NoDatabase, what))
+            }
+            None => Ok(()),
+        }
+    }
+
     /// A backup; the newest one without an `id`.
     pub(crate) async fn find(&self, id: Option<u32>) -> Result<Backup> {
         self.check_exists().await?;
@@ -274,12 +285,10 @@ impl BackupDir {
     /// [`Kind::NoDatabase`] if there is no such backup: then none is deleted; the disk's errors.
     pub async fn delete(&self, ids: &[u32]) -> Result<u64> {
         self.check_exists().await?;
+        // Before LOCK is made, and again when no other process deletes any.
+        self.check_have(ids).await?;
         let _lock = self.lock().await?;
-        let names = self.files_in(META).await?;
-        if let Some(missing) = ids.iter().find(|id| !names.contains_key(&id.to_string())) {
-            let what = format!("{}: there is no backup {missing}", self.path.display());
-            return Err(Error::new(Kind::NoDatabase, what));
-        }
+        self.check_have(ids).await?;
         for id in &BTreeSet::from_iter(ids) {
             let removed = self.dir(META).remove(&id.to_string()).await;
             removed.map_err(|e| self.failed(&format!("{META}/{id}"), &e))?;

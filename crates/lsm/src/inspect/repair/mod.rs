@@ -119,29 +119,19 @@ pub async fn repair(
         let text = format!("{}: no RocksDB database here, and nothing of one", path.display());
         return Err(Error::new(Kind::NoDatabase, text));
     }
+    let has_lock = entries.iter().any(|entry| entry.name == "LOCK");
+    if !has_lock {
+        // A directory that is refused, or whole, stays without a LOCK file.
+        let report = Repair::new(core, &dir, options, true, &mut progress).run(None).await?;
+        if dry_run || !report.needed {
+            return Ok(report);
+        }
+    }
     let lock = match dry_run {
-        true if !entries.iter().any(|entry| entry.name == "LOCK") => None,
-        true => Some(lock_shared(&dir).await?),
-        false => Some(create::lock(&dir).await?),
+        true => lock_shared(&dir).await?,
+        false => create::lock(&dir).await?,
     };
-    let mut repair = Repair {
-        core,
-        options,
-        dry_run,
-        entries: list(&dir).await?,
-        dir,
-        stored_options: StoredOptions::default(),
-        references: BTreeMap::new(),
-        damaged_options: Vec::new(),
-        unnamed: Vec::new(),
-        report: RepairReport::default(),
-        progress: &mut progress,
-        next_number: 0,
-        done: 0,
-        total: 0,
-    };
-    repair.run(lock).await?;
-    Ok(repair.report)
+    Repair::new(core, &dir, options, dry_run, &mut progress).run(Some(lock)).await
 }
 
 async fn list(dir: &Dir) -> Result<Vec<DirEntry>> {
@@ -176,8 +166,46 @@ struct Repair<'a> {
     total: u64,
 }
 
-impl Repair<'_> {
-    async fn run(&mut self, lock: Option<LockGuard>) -> Result<()> {
+impl<'a> Repair<'a> {
+    fn new(
+        core: &'a Core,
+        dir: &Dir,
+        options: &'a OpenOptions,
+        dry_run: bool,
+        progress: &'a mut dyn FnMut(u64, u64),
+    ) -> Repair<'a> {
+        Repair {
+            core,
+            options,
+            dry_run,
+            entries: Vec::new(),
+            dir: dir.clone(),
+            stored_options: StoredOptions::default(),
+            references: BTreeMap::new(),
+            damaged_options: Vec::new(),
+            unnamed: Vec::new(),
+            report: RepairReport::default(),
+            progress,
+            next_number: 0,
+            done: 0,
+            total: 0,
+        }
+    }
+
+    async fn run(mut self, lock: Option<LockGuard>) -> Result<RepairReport> {
+        self.repair(lock).await?;
+        Ok(self.report)
+    }
+
+    async fn repair(&mut self, lock: Option<LockGuard>) -> Result<()> {
+        if !self.dry_run {
+            // After a power cut names must be as they are now: that of the MANIFEST in CURRENT, if
+            // a repair was killed after it had replaced CURRENT, and those of obsolete tables that
+            // were renamed.
+            let synced = self.dir.sync().await;
+            synced.map_err(|e| Error::io(self.dir.path().display(), &e))?;
+        }
+        self.entries = list(&self.dir).await?;
         self.remove_unfinished().await?;
         self.choose_options(&[]).await?;
         let numbers = self.entries.iter().filter_map(|e| FileName::parse(&e.name)?.number());

@@ -145,6 +145,56 @@ fn damage_before_a_valid_record_is_refused_with_both_offsets() {
     assert_eq!(replay(&[(4, last)]).unwrap().last_sequence, 108);
 }
 
+/// RocksDB opens such a log, and drops all that follows the damage without a word.
+#[test]
+fn any_bit_that_flips_before_the_last_record_of_a_log_of_rocksdb_is_named() {
+    let recyclable = || LogBuilder::recyclable(4);
+    let forms: [(&str, LogBuilder, Vec<u8>); 4] = [
+        ("legacy", LogBuilder::legacy(), vec![0; 5_000]),
+        ("compressed", LogBuilder::legacy().compressed(), Vec::new()),
+        ("recyclable", recyclable(), Vec::new()),
+        ("recycled", recyclable(), {
+            let mut old = LogBuilder::recyclable(2);
+            for sequence in 1..2_000 {
+                old.append(&put(sequence, 0));
+            }
+            old.finish()
+        }),
+    ];
+    for (form, mut log, old) in forms {
+        let (mut starts, long) = (Vec::new(), 104);
+        for sequence in 101..109 {
+            starts.push(log.bytes().len());
+            match sequence == long {
+                // It spans two blocks, and does not compress.
+                true => {
+                    let noise =
+                        (0..9_000_u64).flat_map(|n| (n * n).wrapping_mul(n | 1).to_le_bytes());
+                    let noise: Vec<u8> = noise.collect();
+                    log.append(&BatchBuilder::new(sequence).put(0, b"long", &noise).finish())
+                }
+                false => log.append(&put(sequence, 0)),
+            };
+        }
+        let last = starts[starts.len() - 1];
+        let mut bytes = log.finish();
+        assert!(form == "compressed" || bytes.len() > 2 * LOG_BLOCK_BYTES, "{form}");
+        bytes.extend_from_slice(old.get(bytes.len().min(old.len())..).unwrap_or_default());
+        assert_eq!(replay(&[(4, bytes.clone())]).unwrap().last_sequence, 108, "{form}");
+        let long = 8 * (starts[3] + 20)..8 * (starts[4] - 20);
+        let mut at = 0;
+        while at < 8 * last {
+            bytes[at / 8] ^= 1 << (at % 8);
+            let error = replay(&[(4, bytes.clone())]).err();
+            let error = error.unwrap_or_else(|| panic!("{form}: bit {at} ends the log"));
+            assert_eq!(error.kind(), Kind::Corruption, "{form}: bit {at}: {error}");
+            assert!(error.to_string().contains("000004.log at "), "{form}: bit {at}: {error}");
+            bytes[at / 8] ^= 1 << (at % 8);
+            at += if long.contains(&at) { 4_999 } else { 1 };
+        }
+    }
+}
+
 #[test]
 fn a_recycled_logs_stale_tail_is_its_end() {
     let stale = |number, sequences: std::ops::Range<u64>| {

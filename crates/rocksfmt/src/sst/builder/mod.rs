@@ -15,10 +15,11 @@
 //! so that everything that a reader needs when it opens the file is at the end.
 //!
 //! Work that takes long is done in pieces by [`SstBuilder::step`] and [`SstBuilder::finish_step`].
-//! A caller that never calls them gets the same file.
+//! Training a dictionary cannot be divided: a caller may take it with [`SstBuilder::training`] and
+//! run it elsewhere. A caller that never calls these gets the same file.
 
 mod filter;
-mod held;
+pub mod held;
 mod index;
 pub mod options;
 mod properties;
@@ -31,7 +32,7 @@ use crate::block::decompress::Compression;
 use crate::error::{Error, Result};
 use crate::key::{InternalKey, KEY_TRAILER_BYTES, ValueType, pack, put_internal_key};
 use crate::sst::builder::filter::FilterWriter;
-use crate::sst::builder::held::HeldBlocks;
+use crate::sst::builder::held::{Dictionary, DictionaryTraining, HeldBlocks};
 use crate::sst::builder::index::{BlockLimits, IndexEntries};
 use crate::sst::builder::options::SstOptions;
 use crate::sst::builder::tail::Tail;
@@ -47,6 +48,8 @@ pub struct SstBuilder {
     data: BlockBuilder,
     /// Blocks that wait for the dictionary, and the number of those that were written.
     held: Option<(HeldBlocks, usize)>,
+    /// The dictionary, if the caller has made it.
+    trained: Option<Vec<u8>>,
     index: IndexEntries,
     /// The separator of the last block needs the next key.
     separator_is_due: bool,
@@ -91,6 +94,7 @@ impl SstBuilder {
             compressor,
             data: BlockBuilder::new(blocks.restart_interval),
             held: holds.then(|| (HeldBlocks::new(options.codec), 0)),
+            trained: None,
             index: IndexEntries::default(),
             separator_is_due: false,
             filter,
@@ -207,6 +211,35 @@ impl SstBuilder {
         }
     }
 
+    /// The training of the dictionary, if the next [`SstBuilder::step`] would run it. Its result
+    /// goes to [`SstBuilder::trained`].
+    pub fn training(&self) -> Option<DictionaryTraining> {
+        let (held, _) = self.held.as_ref()?;
+        if held.is_full() { self.training_of_held() } else { None }
+    }
+
+    /// The same for the first [`SstBuilder::finish_step`]. No entry may be added any more.
+    pub fn last_training(&mut self) -> Option<DictionaryTraining> {
+        self.end_data();
+        self.training_of_held()
+    }
+
+    fn training_of_held(&self) -> Option<DictionaryTraining> {
+        let (held, released) = self.held.as_ref()?;
+        if *released > 0 || self.trained.is_some() || held.bytes() == 0 {
+            return None;
+        }
+        match held.dictionary() {
+            Dictionary::Trained(training) => Some(training),
+            Dictionary::Made(_) => None,
+        }
+    }
+
+    /// Sets the dictionary that [`SstBuilder::training`] has made.
+    pub fn trained(&mut self, dictionary: Vec<u8>) {
+        self.trained = Some(dictionary);
+    }
+
     fn sequence(&mut self, sequence: u64) {
         let (low, high) = self.sequences.unwrap_or((sequence, sequence));
         self.sequences = Some((low.min(sequence), high.max(sequence)));
@@ -245,7 +278,9 @@ impl SstBuilder {
         const BLOCKS_AT_ONCE: usize = 8;
         let Some((held, released)) = &mut self.held else { return false };
         if *released == 0 {
-            self.compressor.set_dictionary(held.dictionary());
+            let dictionary = self.trained.take();
+            let dictionary = dictionary.unwrap_or_else(|| held.dictionary().make());
+            self.compressor.set_dictionary(dictionary);
         }
         for _ in 0..BLOCKS_AT_ONCE {
             let Some(block) = held.block(*released) else {

@@ -170,7 +170,7 @@ impl SstBuilder {
     }
 
     /// Ends the last data block.
-    fn end_data(&mut self) {
+    pub(super) fn end_data(&mut self) {
         self.end_data_block();
         if self.separator_is_due {
             self.index.separate(self.options.comparator, &self.largest, None);
