@@ -45,24 +45,7 @@ impl Outgoing {
                 let bytes = pairs.iter().map(<[u8]>::len).sum();
                 self.put(id, bytes, |change| put_pairs(change, pairs));
             }
-            WriteCommand::PutAllIfNone(pairs) => {
-                let mut change = Change::of(Operation::PutIfNone);
-                put_pairs(&mut change, pairs);
-                self.push(id, change);
-            }
-            WriteCommand::Clear => self.push(id, Change::clear()),
-            WriteCommand::DeleteRange(start, end) => self.push(id, delete_range(start, end)),
-            WriteCommand::Delete(keys) => self.push(id, Change::delete(keys.iter())),
-            WriteCommand::GetDelete(key) => {
-                let mut change = Change::delete([key]);
-                change.kind = Operation::GetDelete;
-                self.push(id, change);
-            }
-            WriteCommand::Modify(kind, key, operand) => {
-                let mut change = Change::of(kind);
-                change.also_put(key, operand);
-                self.push(id, change);
-            }
+            other => self.push(id, change_of(other)),
         }
     }
 
@@ -97,6 +80,36 @@ impl Outgoing {
             change.batch.reserve(self.expected_bytes.min(BATCH_BYTES));
             put(&mut change);
             self.push(id, change);
+        }
+    }
+}
+
+/// The change of a command that has one of its own.
+pub(super) fn change_of(command: WriteCommand<'_>) -> Change {
+    match command {
+        WriteCommand::Put(key, value) => Change::put(key, value),
+        WriteCommand::PutAll(pairs) => {
+            let mut change = Change::puts();
+            put_pairs(&mut change, pairs);
+            change
+        }
+        WriteCommand::PutAllIfNone(pairs) => {
+            let mut change = Change::of(Operation::PutIfNone);
+            put_pairs(&mut change, pairs);
+            change
+        }
+        WriteCommand::Clear => Change::clear(),
+        WriteCommand::DeleteRange(start, end) => delete_range(start, end),
+        WriteCommand::Delete(keys) => Change::delete(keys.iter()),
+        WriteCommand::GetDelete(key) => {
+            let mut change = Change::delete([key]);
+            change.kind = Operation::GetDelete;
+            change
+        }
+        WriteCommand::Modify(kind, key, operand) => {
+            let mut change = Change::of(kind);
+            change.also_put(key, operand);
+            change
         }
     }
 }
@@ -140,13 +153,18 @@ impl Session {
 
     /// `SAVE`, or `BGSAVE`, which is answered immediately.
     pub(crate) fn save(&mut self, waits: bool) {
-        self.send_writes();
-        self.outgoing.silent = !waits || self.is_silent();
-        self.outgoing.push(self.replies.command, Change::sync());
-        self.send_writes();
+        self.send_change(Change::sync(), !waits || self.is_silent());
         if !waits {
             self.reply(|writer| writer.simple("Background saving started"));
         }
+    }
+
+    /// Sends a change of the connection itself, after the gathered ones.
+    pub(super) fn send_change(&mut self, change: Change, silent: bool) {
+        self.send_writes();
+        self.outgoing.silent = silent;
+        self.outgoing.push(self.replies.command, change);
+        self.send_writes();
     }
 
     /// Sends the gathered changes to the shard.
