@@ -110,8 +110,7 @@ def untroubled(pair):
 
 def one_transaction(pair):
     """The commands of a transaction have the same replies as in Redis, and leave the same state."""
-    walks = (b"KEYS", b"SCAN", b"RANDOMKEY")
-    group = [words for words in pair.some_commands(alone=True) if words[0] not in (b"RESET", *walks)]
+    group = [words for words in pair.some_commands(alone=True) if words[0] not in (b"RESET", b"SCAN", b"RANDOMKEY")]
     theirs, ours = pair.connections()
     with theirs, ours:
         watched = [[b"WATCH", commands.key(pair.rng)]] if pair.rng.random() < 0.5 else []
@@ -122,7 +121,7 @@ def one_transaction(pair):
         for client in (theirs, ours):
             client.send(b"".join(resp.encode(*words) for words in stream))
             found.append(until(client, b"marker"))
-        assert len(found[0]) == len(found[1]), f"seed {pair.seed}: {stream} {found}"
+        assert len(found[0]) == len(found[1]), f"seed {pair.seed}: {len(found[0])} {len(found[1])}"
         inside = None
         for words, expected, reply in zip(stream, *found):
             if words == [b"MULTI"]:
@@ -130,7 +129,7 @@ def one_transaction(pair):
             elif inside is not None and expected == b"QUEUED":
                 inside.append(words)
             if isinstance(expected, list) and words == [b"EXEC"]:
-                assert isinstance(reply, list) and len(reply) == len(expected), f"seed {pair.seed}: {stream} {reply}"
+                assert isinstance(reply, list) and len(reply) == len(expected), f"seed {pair.seed}: {str(reply)[:300]}"
                 for one, theirs_, ours_ in zip(inside, expected, reply):
                     pair.compare(one, theirs_, ours_)
                 inside = None

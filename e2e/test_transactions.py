@@ -50,6 +50,7 @@ STORIES = [
     "MULTI;MSET a 1 b 2;MSETNX b 3 c 4;MSETNX c 5 d 6;MGET a b c d;SET a 1 XX GET;SET e 1 NX;SET e 2 NX;DEL a b c d e;EXEC;DBSIZE",
     "MULTI;SET a x;INCR a;SET b 1;INCRBYFLOAT b 1.5;INCRBY b 1;EXEC;GET a",
     "MULTI;SET a x;INCR a;SET b 1 NX XX;INCRBY a x;INCRBYFLOAT a 1;SETRANGE a -1 x;SELECT 99;GET a;EXEC;GET a",
+    "MULTI;SETRANGE a 536870912 x;SET b 1;APPEND b 2;EXEC;GET b",
     "EXEC;DISCARD;MULTI;DISCARD;EXEC;MULTI;SET a 1;DISCARD;GET a;EXEC x;DISCARD x;MULTI x;UNWATCH x;WATCH",
     "MULTI;MULTI;WATCH a;SET a 1;EXEC;MULTI;EXEC x;EXEC;GET a",
     "MULTI;NONSENSE;SET a 1;EXEC;GET a;MULTI;GET;EXEC;MULTI;CLIENT NONSENSE;EXEC;MULTI;MSET a;EXEC;MULTI;DISCARD x;EXEC;MULTI;WATCH;EXEC;MULTI;MULTI x;EXEC",
@@ -76,6 +77,7 @@ STORIES = [
     "MULTI;CLIENT CACHING YES;CLIENT NO-EVICT x;AUTH x;EXEC",
     "MULTI;HELLO 3;GET nokey;EXEC;WATCH a;SET a b;MULTI;EXEC;HELLO 2;GET nokey",
     "MULTI;HELLO 2;GET nokey;MGET a b;EXEC;GET nokey",
+    "MSET a 1 b 2 cc 3;MULTI;DEL b;KEYS ?;FLUSHALL;KEYS *;SET dd 1;KEYS *;EXEC;KEYS *",
     "COMMAND GETKEYS WATCH a b;COMMAND GETKEYS EXEC",
 ]  # fmt: skip
 
@@ -271,9 +273,8 @@ def test_limits_are_refused_and_the_transaction_is_aborted(tmp_path):
         client.call("STRLEN", "big")
         assert client.call("EXEC") == [b"x" * 2_000_000, 2_000_000]
         client.call("MULTI")
-        for name in ("KEYS", "SCAN", "RANDOMKEY", "MR.RANGE"):
-            words = {"KEYS": ["*"], "SCAN": ["0"], "MR.RANGE": ["-", "+"]}.get(name, [])
-            assert client.call(name, *words).startswith("ERR KEYS, SCAN, RANDOMKEY and MR.RANGE are not executed inside")
+        assert client.call("SCAN", "0").startswith("ERR SCAN and RANDOMKEY are not executed inside")
+        assert client.call("RANDOMKEY").startswith("ERR SCAN and RANDOMKEY are not executed inside")
         assert client.call("EXEC").startswith("EXECABORT ")
 
 

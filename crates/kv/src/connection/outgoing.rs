@@ -13,6 +13,7 @@ use crate::command::spec::CommandId;
 use crate::connection::replies::Written;
 use crate::connection::session::Session;
 use crate::shard::change::Change;
+use crate::shard::delete_range::KeyRange;
 
 /// Weight of changes that are sent without waiting for more.
 const PARCEL_WEIGHT: usize = 128 * 1024;
@@ -116,18 +117,28 @@ pub(super) fn change_of(command: WriteCommand<'_>) -> Change {
 
 /// The change of `MR.DELRANGE`.
 fn delete_range(start: RangeBound<'_>, end: RangeBound<'_>) -> Change {
+    let range = range_of(start, end);
+    Change::delete_range(&range.start, range.end.as_deref())
+}
+
+/// The range between two bounds of a command.
+pub(super) fn range_of(start: RangeBound<'_>, end: RangeBound<'_>) -> KeyRange {
     let after = |key: &[u8]| [key, &[0]].concat();
     let start = match start {
-        RangeBound::Open => Vec::new(),
-        RangeBound::Nothing => return Change::delete_range(b"", Some(b"")),
-        RangeBound::Inclusive(key) => key.to_vec(),
-        RangeBound::Exclusive(key) => after(key),
+        RangeBound::Open => Some(Vec::new()),
+        RangeBound::Nothing => None,
+        RangeBound::Inclusive(key) => Some(key.to_vec()),
+        RangeBound::Exclusive(key) => Some(after(key)),
     };
-    match end {
-        RangeBound::Open => Change::delete_range(&start, None),
-        RangeBound::Nothing => Change::delete_range(b"", Some(b"")),
-        RangeBound::Inclusive(key) => Change::delete_range(&start, Some(&after(key))),
-        RangeBound::Exclusive(key) => Change::delete_range(&start, Some(key)),
+    let end = match end {
+        RangeBound::Open => Some(None),
+        RangeBound::Nothing => None,
+        RangeBound::Inclusive(key) => Some(Some(after(key))),
+        RangeBound::Exclusive(key) => Some(Some(key.to_vec())),
+    };
+    match (start, end) {
+        (Some(start), Some(end)) => KeyRange { start, end },
+        _ => KeyRange { start: Vec::new(), end: Some(Vec::new()) },
     }
 }
 

@@ -27,14 +27,15 @@ use crate::command::parse::{Parsed, Permissions, parse};
 use crate::command::refusal::Refusal;
 use crate::command::spec::CommandId;
 use crate::command::table;
-use crate::connection::outgoing::change_of;
+use crate::connection::outgoing::{change_of, range_of};
 use crate::connection::replies::write_answer;
 use crate::connection::session::{Session, owned};
 use crate::read::small;
 use crate::settings::Settings;
 use crate::shard::alone::execute_reads;
 use crate::shard::change::{Answer, Change};
-use crate::shard::execute::{Step, Steps, discarded};
+use crate::shard::delete_range::KeyRange;
+use crate::shard::execute::{KeyWalk, Step, Steps, discarded};
 use crate::shard::parcel::{AnswerRun, AnswerSlot};
 
 const NESTED: Refusal<'static> = Refusal::Text("ERR MULTI calls can not be nested");
@@ -44,12 +45,14 @@ const EXEC_ALONE: Refusal<'static> = Refusal::Text("ERR EXEC without MULTI");
 const ABORTED: Refusal<'static> =
     Refusal::Text("EXECABORT Transaction discarded because of previous errors.");
 const NOT_INSIDE: Refusal<'static> = Refusal::Text("ERR Command not allowed inside a transaction");
-const NO_WALKS: Refusal<'static> = Refusal::Text(
-    "ERR KEYS, SCAN, RANDOMKEY and MR.RANGE are not executed inside a transaction: their replies may be longer than \
-     memory. Send them before MULTI, and WATCH the keys that matter",
+const NO_CURSORS: Refusal<'static> = Refusal::Text(
+    "ERR SCAN and RANDOMKEY are not executed inside a transaction: use MR.RANGE there, or send them before MULTI",
 );
+const NOT_A_STEP: Refusal<'static> =
+    Refusal::Text("ERR this command is not executed inside a transaction: send it before MULTI");
 const WRONG_ORDER: Refusal<'static> = Refusal::Text(
-    "ERR FLUSHALL, FLUSHDB and MR.DELRANGE inside a transaction need a database whose keys are in the order of bytes",
+    "ERR FLUSHALL, FLUSHDB, KEYS, MR.DELRANGE and MR.RANGE inside a transaction need a database whose keys are in the \
+     order of bytes",
 );
 const FULL: Refusal<'static> = Refusal::Text(
     "OOM command not queued: the queued commands of all transactions take more memory than this core has for them",
@@ -141,6 +144,20 @@ fn step_of(command: Command<'_>) -> Option<Step> {
         Command::MGet(keys) => Step::Values(owned(keys)),
         Command::Exists(keys) => Step::Exists(owned(keys)),
         Command::DbSize => Step::Count,
+        Command::Keys(pattern) => Step::Walk(KeyWalk {
+            range: KeyRange::ALL,
+            reverse: false,
+            limit: u64::MAX,
+            values: false,
+            pattern: Some(pattern.to_vec()),
+        }),
+        Command::Range(query) => Step::Walk(KeyWalk {
+            range: range_of(query.start, query.end),
+            reverse: query.reverse,
+            limit: query.limit.unwrap_or(u64::MAX),
+            values: query.values,
+            pattern: None,
+        }),
         _ => return None,
     })
 }
@@ -153,6 +170,8 @@ fn is_step(command: &Command<'_>) -> bool {
             | Command::MGet(_)
             | Command::Exists(_)
             | Command::DbSize
+            | Command::Keys(_)
+            | Command::Range(_)
     )
 }
 
@@ -163,6 +182,7 @@ fn expected_bytes(step: &Step) -> usize {
             Step::Read(..) => VALUE_BYTES,
             Step::Values(keys) => keys.len() * VALUE_BYTES,
             Step::Change(change) if change.kind.gives_old() => VALUE_BYTES,
+            Step::Walk(_) => REPLIES_BYTES_MAX,
             Step::Change(_) | Step::Exists(_) | Step::Count => 0,
         }
 }
@@ -212,10 +232,13 @@ impl Session {
         let spec = table::find_full(name.as_bytes());
         match command {
             _ if spec.is_some_and(|spec| spec.flags.contains(&"no_multi")) => Some(NOT_INSIDE),
-            Command::Keys(_) | Command::Scan(_) | Command::RandomKey | Command::Range(_) => {
-                Some(NO_WALKS)
-            }
-            Command::Write(WriteCommand::Clear | WriteCommand::DeleteRange(..))
+            Command::Scan(_) | Command::RandomKey => Some(NO_CURSORS),
+            // These do not read keys.
+            Command::Info(_) | Command::LastSave => None,
+            command if command.access() == Access::Read && !is_step(command) => Some(NOT_A_STEP),
+            Command::Keys(_)
+            | Command::Range(_)
+            | Command::Write(WriteCommand::Clear | WriteCommand::DeleteRange(..))
                 if self.state.descending =>
             {
                 Some(WRONG_ORDER)
@@ -294,7 +317,9 @@ impl Session {
         let (state, answered) = (state.clone(), slot.clone());
         self.state.core.spawn(Class::Foreground, async move {
             let value_bytes_max = state.node.settings().value_bytes_max();
-            let answer = execute_reads(&state.reader, state.family, steps, value_bytes_max).await;
+            let answer =
+                execute_reads(&state.core, &state.reader, state.family, steps, value_bytes_max)
+                    .await;
             answered.fulfil(vec![AnswerRun { at: 0, commands: 1, command: None, answer }]);
         });
         slot
@@ -404,7 +429,7 @@ impl Session {
     fn answer_step(&mut self, command: Command<'_>, answer: Answer) {
         let found = match &answer {
             Answer::Old(value) => [u64::from(value.is_some()), u64::from(value.is_none())],
-            Answer::Values(values) => {
+            Answer::Values(values) if matches!(command, Command::MGet(_)) => {
                 let hits = values.iter().flatten().count();
                 [hits as u64, (values.len() - hits) as u64]
             }

@@ -1,23 +1,26 @@
 //! Transactions with commands that concern keys which they do not name (`FLUSHALL`, `MR.DELRANGE`,
-//! `DBSIZE`): later changes wait until such a transaction is made.
+//! `DBSIZE`, `KEYS`, `MR.RANGE`): later changes wait until such a transaction is made.
 //!
 //! 1. All earlier changes are made and have landed, so the engine has the state before it.
 //! 2. Its commands are executed one by one. What they must know is read when they need it.
 //! 3. What they leave is one batch, in which removed ranges come first. `FLUSHALL` is a range of all
 //!    keys here, because the engine's own clearing is not part of a batch.
 
+use std::cmp::Ordering;
+use std::collections::VecDeque;
 use std::rc::Rc;
 
 use lsm::{CfId, IterOptions, Reader};
-use reactor::Class;
+use reactor::{Class, Core};
 
+use crate::command::glob;
 use crate::command::operation::Operation;
 use crate::settings::FAMILY;
 use crate::shard::ShardState;
 use crate::shard::answers::{AnswerTarget, engine_answer};
 use crate::shard::change::{Answer, Change, Need};
 use crate::shard::delete_range::{Barrier, KEYS_AT_ONCE, KeyRange, WRONG_ORDER};
-use crate::shard::execute::{Keys, Step, Steps, VALUES_MAX};
+use crate::shard::execute::{KeyWalk, Keys, Step, Steps, VALUES_MAX};
 use crate::shard::make::MadeChange;
 use crate::shard::modify::OldValue;
 use crate::shard::turns::Connection;
@@ -60,7 +63,9 @@ impl ShardState {
     async fn step_alone(&self, mut step: Step, keys: &mut Keys) -> Result<Answer, Answer> {
         let engine = |error: lsm::Error| engine_answer(&error);
         match &mut step {
-            Step::Count => return count(&self.reader, self.family, keys),
+            Step::Count | Step::Walk(_) => {
+                return of_all_keys(&self.core, &self.reader, self.family, &step, keys).await;
+            }
             Step::Change(change) if change.kind.is_of_many_keys() => {
                 if !self.is_ascending() {
                     return Err(Answer::Failed(WRONG_ORDER.into()));
@@ -156,6 +161,98 @@ fn is_counted(reader: &Reader, family: CfId) -> bool {
     family == FAMILY && reader.db().keys().is_some()
 }
 
+/// Answers a command that reads all keys or a range of them. Suspends for blocks.
+async fn of_all_keys(
+    core: &Core,
+    reader: &Reader,
+    family: CfId,
+    step: &Step,
+    keys: &mut Keys,
+) -> Result<Answer, Answer> {
+    let answer = match step {
+        Step::Walk(query) => walk(core, reader, family, query, keys).await?,
+        _ => count(reader, family, keys)?,
+    };
+    keys.note_reply(&answer);
+    Ok(answer)
+}
+
+/// `KEYS` and `MR.RANGE` in a transaction: the engine's keys and those of the transaction, in one
+/// order.
+async fn walk(
+    core: &Core,
+    reader: &Reader,
+    family: CfId,
+    query: &KeyWalk,
+    keys: &mut Keys,
+) -> Result<Answer, Answer> {
+    let engine = |error: lsm::Error| engine_answer(&error);
+    let KeyWalk { range, reverse, limit, values, pattern } = query;
+    let prefix = pattern.as_deref().map(glob::literal_prefix).filter(|prefix| !prefix.is_empty());
+    let options = IterOptions {
+        lower: Some(range.start.clone()),
+        upper: range.end.clone(),
+        prefix,
+        fill_cache: false,
+        ..IterOptions::default()
+    };
+    let mut iter = reader.iter(family, options).map_err(engine)?;
+    let mut own = VecDeque::from(keys.of_range(range));
+    if *reverse {
+        own.make_contiguous().reverse();
+        iter.seek_to_last().await.map_err(engine)?;
+    } else {
+        iter.seek_to_first().await.map_err(engine)?;
+    }
+    let (mut found, mut count, mut steps) = (Vec::new(), 0, 0);
+    while count < *limit && (iter.valid() || !own.is_empty()) {
+        let order = match own.front() {
+            _ if !iter.valid() => Ordering::Less,
+            None => Ordering::Greater,
+            Some(own) if *reverse => iter.key().cmp(own),
+            Some(own) => own[..].cmp(iter.key()),
+        };
+        // A key of the transaction has the state that it has left there.
+        let of_engine = order == Ordering::Greater;
+        let key = match of_engine {
+            true => iter.key().to_vec(),
+            false => own.pop_front().unwrap_or_default(),
+        };
+        steps += 1;
+        if steps % KEYS_AT_ONCE == 0 {
+            core.checkpoint().await;
+        }
+        let mut value = None;
+        let exists = match keys.state(&key) {
+            None => !keys.has_removed(&key),
+            Some(OldValue::Value(known)) => {
+                value = values.then(|| known.clone());
+                true
+            }
+            Some(state) => state.exists(),
+        };
+        if exists && pattern.as_deref().is_none_or(|pattern| glob::matches(pattern, &key)) {
+            count += 1;
+            if *values && value.is_none() {
+                value = match of_engine {
+                    true => Some(iter.value().to_vec()),
+                    false => {
+                        reader.get(family, &key, None).await.map_err(engine)?.map(|v| v.to_vec())
+                    }
+                };
+            }
+            keys.note_bytes(key.len() + value.as_ref().map_or(0, Vec::len))?;
+            found.push(Some(key));
+            found.extend(values.then_some(value));
+        }
+        if order != Ordering::Less {
+            let moved = if *reverse { iter.prev().await } else { iter.next().await };
+            moved.map_err(engine)?;
+        }
+    }
+    Ok(Answer::Values(found))
+}
+
 /// `DBSIZE` in a transaction.
 fn count(reader: &Reader, family: CfId, keys: &Keys) -> Result<Answer, Answer> {
     let count = match reader.db().keys().filter(|_| is_counted(reader, family)) {
@@ -204,6 +301,7 @@ async fn learn(
 
 /// Executes a transaction on a node that does not write. Suspends for blocks.
 pub(crate) async fn execute_reads(
+    core: &Core,
     reader: &Reader,
     family: CfId,
     steps: Steps,
@@ -213,7 +311,9 @@ pub(crate) async fn execute_reads(
     let mut answers = Vec::with_capacity(steps.list.len());
     for mut step in steps.list {
         let answer = match step {
-            Step::Count => count(reader, family, &keys),
+            Step::Count | Step::Walk(_) => {
+                of_all_keys(core, reader, family, &step, &mut keys).await
+            }
             _ => match learn(reader, family, &mut step, &mut keys).await {
                 // Changes were refused when they were queued.
                 Ok(()) => keys.execute(step, &|_, _| MadeChange {

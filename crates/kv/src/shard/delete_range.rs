@@ -36,7 +36,7 @@ pub(super) enum Barrier {
 
 /// A range of keys.
 #[derive(Clone)]
-pub(super) struct KeyRange {
+pub(crate) struct KeyRange {
     pub start: Vec<u8>,
     /// Exclusive; `None` for the last key.
     pub end: Option<Vec<u8>>,

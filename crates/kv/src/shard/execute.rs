@@ -58,6 +58,18 @@ pub(crate) enum Step {
     Exists(Vec<Vec<u8>>),
     /// `DBSIZE`.
     Count,
+    /// `KEYS` and `MR.RANGE`.
+    Walk(KeyWalk),
+}
+
+/// A walk over the keys of a range.
+pub(crate) struct KeyWalk {
+    pub range: KeyRange,
+    pub reverse: bool,
+    pub limit: u64,
+    /// Return the values, too.
+    pub values: bool,
+    pub pattern: Option<Vec<u8>>,
 }
 
 impl Steps {
@@ -65,7 +77,7 @@ impl Steps {
     pub fn is_alone(&self) -> bool {
         self.list.iter().any(|step| match step {
             Step::Change(change) => change.kind.is_of_many_keys(),
-            Step::Count => true,
+            Step::Count | Step::Walk(_) => true,
             Step::Read(..) | Step::Values(_) | Step::Exists(_) => false,
         })
     }
@@ -90,7 +102,7 @@ impl Steps {
             Step::Values(keys) | Step::Exists(keys) => {
                 keys.iter().map(|key| key.len() + VALUE_BYTES).sum()
             }
-            Step::Count => 0,
+            Step::Count | Step::Walk(_) => 0,
         };
         self.list.iter().map(|step| of_step(step) + size_of::<Step>() + ANSWER_BYTES).sum()
     }
@@ -103,7 +115,7 @@ impl Steps {
             }
             Step::Read(_, ask) if need_of(*ask) == Need::Value => VALUE_BYTES,
             Step::Values(keys) => keys.len() * VALUE_BYTES,
-            Step::Change(_) | Step::Read(..) | Step::Exists(_) | Step::Count => 0,
+            Step::Change(_) | Step::Read(..) | Step::Exists(_) | Step::Count | Step::Walk(_) => 0,
         };
         self.list.iter().map(of_step).fold(0, usize::saturating_add)
     }
@@ -121,7 +133,7 @@ impl Step {
             Step::Read(key, ask) => name(key, need_of(*ask)),
             Step::Values(keys) => keys.iter().for_each(|key| name(key, Need::Value)),
             Step::Exists(keys) => keys.iter().for_each(|key| name(key, Need::Existence)),
-            Step::Count => {}
+            Step::Count | Step::Walk(_) => {}
         }
     }
 }
@@ -239,14 +251,17 @@ impl Keys {
             state.now = OldValue::Missing;
             state.written = true;
         }
-        self.removed_keys += others;
-        self.removed.push((range.start.clone(), end));
+        if others > 0 {
+            self.removed_keys += others;
+            self.removed.push((range.start.clone(), end));
+        }
         count
     }
 
     /// Removes all keys, which are before `end`.
     pub fn clear(&mut self, end: Vec<u8>) {
-        self.remove(&KeyRange::ALL, end, 0);
+        self.remove(&KeyRange::ALL, Vec::new(), 0);
+        self.removed.push((Vec::new(), end));
         self.cleared = true;
     }
 
@@ -265,7 +280,6 @@ impl Keys {
                 let mut values = Vec::with_capacity(keys.len());
                 for key in keys {
                     values.push(self.value(&key)?);
-                    self.reply_bytes += ANSWER_BYTES;
                 }
                 Answer::Values(values)
             }
@@ -273,10 +287,35 @@ impl Keys {
                 let count = keys.iter().filter(|key| self.exists(key)).count();
                 Answer::Integer(count as i64)
             }
-            Step::Count => Answer::Null,
+            // `alone` answers them.
+            Step::Count | Step::Walk(_) => Answer::Null,
         };
-        self.reply_bytes += ANSWER_BYTES + reply_bytes(&answer);
+        self.note_reply(&answer);
         Ok(answer)
+    }
+
+    /// Adds the length of a reply.
+    pub fn note_reply(&mut self, answer: &Answer) {
+        self.reply_bytes += ANSWER_BYTES + reply_bytes(answer);
+    }
+
+    /// Adds the length of a value that is returned.
+    ///
+    /// # Errors
+    /// The answer to the whole transaction, if its values are too long.
+    pub fn note_bytes(&mut self, bytes: usize) -> Result<(), Answer> {
+        self.bytes += bytes + ANSWER_BYTES;
+        if self.bytes > self.bytes_max { Err(too_much()) } else { Ok(()) }
+    }
+
+    /// The keys of a range that have a state, in order.
+    pub fn of_range(&self, range: &KeyRange) -> Vec<Vec<u8>> {
+        self.states.keys().filter(|key| range.has(key)).cloned().collect()
+    }
+
+    /// What is known about the value of a key.
+    pub fn state(&self, key: &[u8]) -> Option<&OldValue> {
+        self.states.get(key).map(|state| &state.now)
     }
 
     fn exists(&self, key: &[u8]) -> bool {
@@ -297,12 +336,14 @@ impl Keys {
 
     fn change(&mut self, mut change: Change, compute: Compute<'_>) -> Result<Answer, Answer> {
         let mut old = Vec::with_capacity(change.batch.count() as usize);
-        let built = change.built_bytes_min();
+        // A value that is too long is refused by itself, before it is built.
+        let value_bytes_max = self.bytes_max / VALUES_MAX;
+        let built = Some(change.built_bytes_min()).filter(|built| *built <= value_bytes_max);
         let needs_values = change.need(false) == Need::Value;
         for (key, _) in change.entries() {
             let now = self.states.get(key).map_or(&OldValue::Missing, |state| &state.now);
             self.bytes += if needs_values { now.len() } else { 0 };
-            if self.bytes.saturating_add(built) > self.bytes_max {
+            if self.bytes + built.unwrap_or(0) > self.bytes_max {
                 return Err(too_much());
             }
             old.push(match now {
@@ -370,7 +411,10 @@ impl Keys {
 fn reply_bytes(answer: &Answer) -> usize {
     match answer {
         Answer::Bulk(value) | Answer::Old(Some(value)) => value.len(),
-        Answer::Values(values) => values.iter().flatten().map(Vec::len).sum(),
+        Answer::Values(values) => {
+            let bytes: usize = values.iter().flatten().map(Vec::len).sum();
+            bytes + values.len() * ANSWER_BYTES
+        }
         Answer::Failed(text) => text.len(),
         Answer::Refused(text) => text.len(),
         _ => 0,
@@ -428,5 +472,88 @@ impl ShardState {
         let built_bytes = if builds { batch.len() } else { 0 };
         let batch = (!batch.is_empty()).then_some(batch);
         Ok(MadeChange { built_bytes, batch, answer: Answer::Executed(answers) })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::command::operation::Operation;
+    use crate::shard::modify::{Write, modify, put};
+
+    fn change(kind: Operation, key: &[u8], operand: &[u8]) -> Step {
+        let mut change = Change::of(kind);
+        change.also_put(key, operand);
+        Step::Change(change)
+    }
+
+    /// Values of up to ten bytes.
+    fn compute(mut change: Change, old: &mut Vec<OldValue>) -> MadeChange {
+        let kind = change.kind;
+        let (key, operand) = change.entries().next().unwrap();
+        let (write, answer) = modify(kind, old.remove(0), operand.unwrap(), 10);
+        let batch = match write {
+            Write::Nothing => None,
+            Write::AsItIs => Some(put(key, operand.unwrap())),
+            Write::Value(value) => Some(put(key, &value)),
+        };
+        MadeChange { batch, answer, built_bytes: 0 }
+    }
+
+    fn keys() -> Keys {
+        let mut keys = Keys::new(40, 1000);
+        keys.insert(b"a", OldValue::Value(b"1".to_vec()));
+        keys.insert(b"b", OldValue::Missing);
+        keys
+    }
+
+    #[test]
+    fn commands_see_what_earlier_ones_have_left() {
+        let mut keys = keys();
+        let steps = [
+            change(Operation::Add(1), b"a", b""),
+            Step::Read(b"a".to_vec(), Ask::Value),
+            change(Operation::Append, b"b", b"x"),
+            Step::Exists(vec![b"a".to_vec(), b"b".to_vec()]),
+        ];
+        let answers = steps.map(|step| keys.execute(step, &compute).unwrap());
+        let two = || Some(b"2".to_vec());
+        let expected =
+            [Answer::Integer(2), Answer::Old(two()), Answer::Integer(1), Answer::Integer(2)];
+        assert_eq!(answers, expected);
+        let (mut batch, old) = keys.batch(FAMILY);
+        let expected = [(&b"a"[..], Some(&b"2"[..])), (b"b", Some(b"x"))];
+        assert_eq!(entries(&mut batch).collect::<Vec<_>>(), expected);
+        assert_eq!(old, [OldValue::There, OldValue::Missing]);
+        assert_eq!((keys.delta(1), keys.check_replies()), (1, Ok(())));
+    }
+
+    #[test]
+    fn a_value_that_is_too_long_is_refused_by_itself_and_too_many_values_together() {
+        let mut keys = keys();
+        let far = change(Operation::SetRange(usize::MAX), b"b", b"x");
+        assert!(matches!(keys.execute(far, &compute), Ok(Answer::Refused(_))));
+        let refused = (0..9)
+            .find_map(|_| keys.execute(change(Operation::SetRange(8), b"b", b"x"), &compute).err());
+        assert_eq!(refused, Some(too_much()));
+    }
+
+    #[test]
+    fn replies_that_are_longer_than_admitted_are_told() {
+        let mut keys = keys();
+        for _ in 0..40 {
+            keys.execute(Step::Read(b"a".to_vec(), Ask::Value), &compute).unwrap();
+        }
+        assert_eq!(keys.check_replies(), Err(Answer::Larger(40 * (ANSWER_BYTES + 1))));
+    }
+
+    #[test]
+    fn a_removed_range_counts_keys_with_and_without_a_state() {
+        let mut keys = keys();
+        let range = KeyRange { start: b"a".to_vec(), end: Some(b"c".to_vec()) };
+        assert_eq!(keys.remove(&range, b"c".to_vec(), 5), 6);
+        assert!(keys.has_removed(b"bb") && !keys.has_removed(b"c") && keys.delta(10) == -6);
+        keys.clear(b"z".to_vec());
+        assert!(keys.has_removed(b"x") && keys.delta(10) == -10);
     }
 }

@@ -34,7 +34,7 @@
 pub(crate) mod alone;
 mod answers;
 pub(crate) mod change;
-mod delete_range;
+pub(crate) mod delete_range;
 pub(crate) mod execute;
 mod flight;
 mod job;

@@ -895,6 +895,11 @@ fn a_damaged_block_refuses_the_commands_that_need_it_and_no_others() {
     });
 }
 
+/// The replies to commands that concern keys which they do not name.
+const INSIDE: &str = "Array([Integer(1), Simple([79, 75]), Integer(1), Array([Bulk([102]), Bulk([51]), Bulk([100]), \
+                      Bulk([49])]), Array([Bulk([100])]), Integer(1), Simple([79, 75]), Array([Bulk([97])]), \
+                      Integer(2), Integer(1)])";
+
 #[test]
 fn commands_after_multi_are_queued_until_exec_or_discard() {
     stage(6, Durability::Process, |core, stage| async move {
@@ -914,7 +919,7 @@ fn commands_after_multi_are_queued_until_exec_or_discard() {
             ("UNWATCH", "QUEUED"),
             ("CLIENT SETNAME x", "QUEUED"),
             ("SHUTDOWN", "ERR Command not allowed inside a transaction"),
-            ("KEYS *", "ERR KEYS, SCAN, RANDOMKEY and MR.RANGE are not executed inside"),
+            ("SCAN 0", "ERR SCAN and RANDOMKEY are not executed inside"),
             ("FLUSHALL", "QUEUED"),
             ("SET a", count),
             ("NONSENSE", "ERR unknown command"),
@@ -939,6 +944,18 @@ fn commands_after_multi_are_queued_until_exec_or_discard() {
             ("MULTI", "OK"),
             ("APPEND a 6", "QUEUED"),
             ("EXEC", "Array([Integer(2)])"),
+            ("MULTI", "OK"),
+            ("MR.DELRANGE [a [b", "QUEUED"),
+            ("MSET d 1 e 2 f 3", "QUEUED"),
+            ("DEL e", "QUEUED"),
+            ("MR.RANGE - + REVERSE", "QUEUED"),
+            ("KEYS [d-e]", "QUEUED"),
+            ("MR.DELRANGE (d +", "QUEUED"),
+            ("SET a 56", "QUEUED"),
+            ("MR.RANGE - + LIMIT 1 NOVALUES", "QUEUED"),
+            ("DBSIZE", "QUEUED"),
+            ("DEL d", "QUEUED"),
+            ("EXEC", INSIDE),
             ("MULTI", "OK"),
             ("DEL a", "QUEUED"),
             ("RESET", "RESET"),

@@ -51,8 +51,6 @@ impl History {
     /// A violation, if there is one.
     pub fn violation(&self) -> Option<String> {
         let mut seen = vec![false; self.0.len() + 1];
-        // The writer after each writer of a key.
-        let mut next: BTreeMap<(usize, u64), usize> = BTreeMap::new();
         for (number, executed) in self.all() {
             for (&key, &writer) in &executed.reads {
                 match self.0.get(writer as usize - usize::from(writer > 0)) {
@@ -60,21 +58,27 @@ impl History {
                     Some(Some(from)) if from.writes.contains(&key) => seen[writer as usize] = true,
                     _ => return Some(format!("{number} read key {key} of {writer}")),
                 }
-                if executed.answered && executed.writes.contains(&key) {
-                    let other = next.insert((key, writer), number);
-                    if let Some(other) = other {
-                        return Some(format!(
-                            "{other} and {number} both replaced {writer}'s {key}"
-                        ));
-                    }
+            }
+        }
+        // What was executed: also without an answer, if somebody has seen it. Reads under a watch
+        // are known before the answer.
+        let executed = || self.all().filter(|(number, e)| e.answered || seen[*number]);
+        // The writer after each writer of a key.
+        let mut next: BTreeMap<(usize, u64), usize> = BTreeMap::new();
+        for (number, executed) in executed() {
+            for (&key, &writer) in &executed.reads {
+                if executed.writes.contains(&key)
+                    && let Some(other) = next.insert((key, writer), number)
+                {
+                    return Some(format!("{other} and {number} both replaced {writer}'s {key}"));
                 }
             }
         }
         let mut edges: Vec<Vec<usize>> = vec![Vec::new(); self.0.len() + 1 + RUNS as usize];
         let barrier = |run: u64| self.0.len() + 1 + run as usize;
         let mut last: BTreeMap<(u64, usize), usize> = BTreeMap::new();
-        for (number, executed) in self.all().filter(|(number, e)| e.answered || seen[*number]) {
-            for (&key, &writer) in executed.reads.iter().filter(|_| executed.answered) {
+        for (number, executed) in executed() {
+            for (&key, &writer) in &executed.reads {
                 if writer > 0 {
                     edges[writer as usize].push(number);
                 }
