@@ -81,15 +81,20 @@ def test_a_writing_node_has_metrics_of_its_writes(tmp_path):
         with node.connect() as client:
             client.pipeline([("SET", f"key{n}", b"x" * 10_000) for n in range(2000)])
             client.call("DEL", "key1", "no such key")
+            for words in (["WATCH", "a"], ["SET", "a", "1"], ["MULTI"], ["EXEC"], ["WATCH", "a"], ["MULTI"], ["GET", "a"], ["EXEC"], ["WATCH", "a", "b"], ["MULTI"], ["PING"]):
+                client.call(*words)
+            during = metrics(told_at)
+            assert sum_of(during, "millrace_watched_keys") == 2 and sum_of(during, "millrace_queued_bytes") > 0
         families = metrics(told_at)
         grown = {name: sum_of(families, name) - sum_of(before, name) for name in families}
         # Changes of a pipeline form one group.
-        assert 2 <= grown["millrace_changes_written"] <= grown["millrace_changes"] <= 2001
-        assert 1 <= grown["millrace_write_groups"] <= grown["millrace_write_batches"] <= 2001
+        assert 2 <= grown["millrace_changes_written"] <= grown["millrace_changes"] <= 2010
+        assert 1 <= grown["millrace_write_groups"] <= grown["millrace_write_batches"] <= 2010
         assert grown["millrace_wal_bytes"] >= grown["millrace_write_batch_bytes"] > 20_000_000
         assert grown["millrace_reactor_disk_syncs"] >= grown["millrace_write_groups"], "power is the default"
         assert sum_of(families, "millrace_memtable_bytes") > 0 and sum_of(families, "millrace_keys") >= 1999
         assert sum_of(families, "millrace_writing_failed") == 0
+        assert grown["millrace_transactions"] == 1 == grown["millrace_transaction_conflicts"]
         for name in ("flushed_tables", "flushed_bytes", "compactions", "level0_files", "write_stall_seconds"):
             assert f"millrace_{name}" in families, name
 

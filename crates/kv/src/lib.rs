@@ -19,12 +19,13 @@
 //! `info`, `connection`. `shard` and `core` form the only circle, see `core`.
 //!
 //! Invariants: a command sees the writes of earlier commands on its connection; each command has
-//! one reply, in the order of the commands; commands after a refused `MULTI` are refused; no client
-//! makes the node hold more memory than [`Settings`] allow, whether it sends much, reads slowly or
-//! asks for everything; a protocol error closes only the connection it came from.
+//! one reply, in the order of the commands; the commands of a transaction are executed with nothing
+//! in between, and written as one batch; no client makes the node hold more memory than
+//! [`Settings`] allow, whether it sends much, reads slowly or asks for everything; a protocol error
+//! closes only the connection it came from.
 //!
 //! Deliberately absent: data types other than strings, more than one database, expiry,
-//! transactions, subscriptions, scripts, users other than the default one.
+//! subscriptions, scripts, users other than the default one.
 #![forbid(unsafe_code)]
 
 mod client;

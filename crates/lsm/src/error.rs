@@ -23,6 +23,9 @@ pub enum Kind {
     Memory,
     /// A snapshot or cursor was held longer than allowed, or too many are held.
     Expired,
+    /// A key that a batch depends on was written meanwhile, or too long ago to tell. Nothing was
+    /// written.
+    Conflict,
     /// An older RocksDB wrote the database last. It could not read what is written here.
     Older,
     /// No such column family.

@@ -66,6 +66,8 @@ pub use inspect::check::{CheckReport, Damage, check, check_file};
 pub use inspect::repair::{Loss, RepairReport, repair};
 pub use inspect::stat::{FamilyStat, LevelStat, Stat};
 pub use merge_operator::MergeOperator;
+#[doc(hidden)]
+pub use mutant::mutant;
 #[cfg(feature = "mutants")]
 pub use mutant::set_mutant;
 pub use open::outside::outside;
@@ -80,6 +82,7 @@ pub use rocksfmt::{BatchWriter, Comparator, Compression, Op, WriteBatch};
 pub use write::compaction_status::{
     CompactionJob, CompactionStatus, FamilyCompaction, LevelCompaction, LevelCounters,
 };
+pub use write::conflict::Unwritten;
 pub use write::families::ColumnFamilyOptions;
 pub use write::ingest::{IngestFiles, Ingested, Ingestion};
 pub use write::live_files::LiveFiles;

@@ -5,7 +5,8 @@
 //! for the whole process.
 
 #[cfg(not(feature = "mutants"))]
-pub(crate) const fn mutant(_name: &str) -> bool {
+#[doc(hidden)]
+pub const fn mutant(_name: &str) -> bool {
     false
 }
 
@@ -20,7 +21,8 @@ pub fn set_mutant(name: &'static str) {
 }
 
 #[cfg(feature = "mutants")]
-pub(crate) fn mutant(name: &str) -> bool {
+#[doc(hidden)]
+pub fn mutant(name: &str) -> bool {
     static NAMED: std::sync::LazyLock<Option<String>> =
         std::sync::LazyLock::new(|| std::env::var("MILLRACE_MUTANT").ok());
     match CHOSEN.load().as_deref() {

@@ -25,6 +25,8 @@ pub(crate) struct Client {
     pub active_ns: Cell<u64>,
     /// The full name of the last command.
     pub command: Cell<&'static str>,
+    /// Number of queued commands of its transaction, or -1 outside one.
+    pub queued: Cell<i64>,
     pub input_bytes: Cell<usize>,
     /// A pause holds back its next command.
     pub blocked: Cell<bool>,
@@ -94,11 +96,13 @@ impl Client {
             (self.input_bytes.get(), self.input_room_bytes.get(), self.unsent_bytes.get());
         line.extend_from_slice(
             format!(
-                " age={} idle={} flags=N db=0 sub=0 psub=0 ssub=0 multi=-1 qbuf={input} \
+                " age={} idle={} flags={} db=0 sub=0 psub=0 ssub=0 multi={} qbuf={input} \
                  qbuf-free={} argv-mem=0 multi-mem=0 rbs=0 rbp=0 obl={unsent} oll=0 omem={unsent} \
                  tot-mem={} events=r cmd={} user=default redir=-1 resp={}\n",
                 seconds(self.connected_ns),
                 seconds(self.active_ns.get()),
+                if self.queued.get() < 0 { 'N' } else { 'x' },
+                self.queued.get(),
                 room.saturating_sub(input),
                 room + unsent + size_of::<Self>(),
                 self.command.get(),
@@ -213,6 +217,7 @@ impl Clients {
             protocol: Cell::default(),
             active_ns: Cell::new(now_ns),
             command: Cell::new("NULL"),
+            queued: Cell::new(-1),
             input_bytes: Cell::default(),
             blocked: Cell::default(),
             input_room_bytes: Cell::default(),

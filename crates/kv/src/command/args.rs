@@ -16,6 +16,11 @@ impl<'a> Args<'a> {
         Self { bytes, spans }
     }
 
+    /// The bytes it was made of, from the command's first one on, and the spans.
+    pub fn parts(&self) -> (&'a [u8], &'a [Span]) {
+        (self.bytes, self.spans)
+    }
+
     /// The number of arguments, including the name.
     pub fn len(&self) -> usize {
         self.spans.len()

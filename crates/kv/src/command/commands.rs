@@ -8,7 +8,6 @@ use resp::Protocol;
 use crate::command::args::Args;
 use crate::command::operation::Operation;
 use crate::command::range::{RangeBound, RangeQuery};
-use crate::command::transaction::Transaction;
 
 /// A command ready to be executed.
 #[derive(Clone, Copy, Debug)]
@@ -68,7 +67,7 @@ pub enum Command<'a> {
     /// `SHUTDOWN`.
     ShutDown,
     /// `MULTI` and its kin.
-    Transaction(Transaction),
+    Transaction(Transaction<'a>),
     /// A command that writes.
     Write(WriteCommand<'a>),
 }
@@ -94,6 +93,17 @@ pub enum WriteCommand<'a> {
     Modify(Operation, &'a [u8], &'a [u8]),
 }
 
+/// The commands of transactions. They are never queued.
+#[derive(Clone, Copy, Debug)]
+pub enum Transaction<'a> {
+    Discard,
+    Exec,
+    Multi,
+    Unwatch,
+    /// With the keys to watch.
+    Watch(Args<'a>),
+}
+
 /// How a command accesses keys, which decides what it waits for on its connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
@@ -103,6 +113,8 @@ pub enum Access {
     Read,
     /// The reads before it do not see it.
     Write,
+    /// It goes to the shard like a write, and changes nothing.
+    Order,
 }
 
 impl Command<'_> {
@@ -110,6 +122,7 @@ impl Command<'_> {
     pub fn access(&self) -> Access {
         match self {
             Self::Write(_) | Self::Save | Self::BackgroundSave => Access::Write,
+            Self::Transaction(Transaction::Unwatch | Transaction::Watch(_)) => Access::Order,
             Self::One(..)
             | Self::MGet(_)
             | Self::Exists(_)

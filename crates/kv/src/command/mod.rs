@@ -19,4 +19,3 @@ pub(crate) mod range;
 pub(crate) mod refusal;
 pub(crate) mod spec;
 pub(crate) mod table;
-pub(crate) mod transaction;

@@ -29,6 +29,14 @@ pub(crate) enum Operation {
     DeleteRange,
     /// Make all earlier changes survive a power cut.
     Sync,
+    /// Watch keys for the next transaction of the connection.
+    Watch,
+    /// End the watches of the connection.
+    Unwatch,
+    /// Execute the commands of a transaction, on the keys that they name.
+    Execute,
+    /// The same where commands concern keys that they do not name.
+    ExecuteAlone,
 }
 
 /// The condition of a `SET`.
@@ -54,7 +62,7 @@ pub(crate) enum PutReply {
 impl Operation {
     /// Whether it changes keys that it does not name.
     pub(crate) fn is_of_many_keys(self) -> bool {
-        matches!(self, Operation::Clear | Operation::DeleteRange)
+        matches!(self, Operation::Clear | Operation::DeleteRange | Operation::ExecuteAlone)
     }
 
     /// Whether its answer is the old value.

@@ -6,7 +6,7 @@
 //! gets the same error first.
 
 use crate::command::args::Args;
-use crate::command::commands::{Ask, ClientCommand, Command, Describe, WriteCommand};
+use crate::command::commands::{Ask, ClientCommand, Command, Describe, Transaction, WriteCommand};
 use crate::command::long_double::LongDouble;
 use crate::command::operation::{Condition, Operation, PutReply};
 use crate::command::options::{
@@ -45,11 +45,7 @@ impl<'a> Parsed<'a> {
     }
 
     fn no_row(command: Result<Command<'a>, Refusal<'a>>) -> Self {
-        let name = match &command {
-            Ok(Command::Transaction(command)) => command.name(),
-            _ => "NULL",
-        };
-        Self { rejected: command.is_err(), command, id: None, name }
+        Self { rejected: command.is_err(), command, id: None, name: "NULL" }
     }
 }
 
@@ -81,11 +77,12 @@ fn parse_any(args: Args<'_>, permissions: Permissions) -> Parsed<'_> {
     } else {
         return Parsed::of(spec.id, spec.name, parse_options(args, spec));
     };
+    let rejection = if spec.id == CommandId::Exec { rejection.of_exec() } else { rejection };
     let parsed = Parsed::of(spec.id, spec.name, Err(rejection));
     Parsed { rejected: true, ..parsed }
 }
 
-/// Commands that are not in the table: those of transactions, and those that are refused by name.
+/// Commands that are not in the table: those that are refused by name.
 fn without_row<'a>(
     args: Args<'a>,
     known: Option<Lookup>,
@@ -105,11 +102,6 @@ fn without_row<'a>(
                 true => Refusal::ReadOnly,
             })
         }
-        Some(Lookup::Transaction(command, arity)) => match takes_count(arity, args.len()) {
-            false => Err(command.wrong_count()),
-            true if !permissions.enter => Err(command.no_password()),
-            true => Ok(Command::Transaction(command)),
-        },
         Some(Lookup::Ours(_) | Lookup::NoWrite(_) | Lookup::Write(..)) | None => {
             Err(Refusal::UnknownCommand(args))
         }
@@ -165,7 +157,9 @@ fn parse_options<'a>(args: Args<'a>, spec: &'static Spec) -> Result<Command<'a>,
         CommandId::ConfigSet if args.len() % 2 == 1 => Err(Refusal::SYNTAX),
         CommandId::ConfigSet => Ok(Command::ConfigSet(args.from(2))),
         CommandId::Dbsize => Ok(Command::DbSize),
+        CommandId::Discard => Ok(Command::Transaction(Transaction::Discard)),
         CommandId::Echo => Ok(Command::Echo(args.get(1))),
+        CommandId::Exec => Ok(Command::Transaction(Transaction::Exec)),
         CommandId::Exists => Ok(Command::Exists(args.from(1))),
         CommandId::Get => one(Ask::Value),
         CommandId::Getrange | CommandId::Substr => {
@@ -177,6 +171,7 @@ fn parse_options<'a>(args: Args<'a>, spec: &'static Spec) -> Result<Command<'a>,
         CommandId::Lastsave => Ok(Command::LastSave),
         CommandId::Mget => Ok(Command::MGet(args.from(1))),
         CommandId::MrRange => Ok(Command::Range(range(args)?)),
+        CommandId::Multi => Ok(Command::Transaction(Transaction::Multi)),
         CommandId::Ping if args.len() > 2 => Err(Refusal::WrongCount(spec.name)),
         CommandId::Ping => Ok(Command::Ping((args.len() > 1).then(|| args.get(1)))),
         CommandId::Pttl | CommandId::Ttl => one(Ask::TimeToLive),
@@ -189,6 +184,8 @@ fn parse_options<'a>(args: Args<'a>, spec: &'static Spec) -> Result<Command<'a>,
         CommandId::Shutdown => shutdown(args),
         CommandId::Strlen => one(Ask::Length),
         CommandId::Type => one(Ask::Type),
+        CommandId::Unwatch => Ok(Command::Transaction(Transaction::Unwatch)),
+        CommandId::Watch => Ok(Command::Transaction(Transaction::Watch(args.from(1)))),
         CommandId::Append
         | CommandId::Decr
         | CommandId::Decrby

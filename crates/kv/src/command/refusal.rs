@@ -36,17 +36,37 @@ pub enum Refusal<'a> {
     },
 }
 
+const NO_PASSWORD: &str = "NOAUTH Authentication required.";
+const ABORTED_BY_COUNT: &str =
+    "EXECABORT Transaction discarded because of: wrong number of arguments for 'exec' command";
+const ABORTED_BY_PASSWORD: &str =
+    "EXECABORT Transaction discarded because of: NOAUTH Authentication required.";
+
 impl Refusal<'_> {
     /// Invalid options.
     pub const SYNTAX: Self = Refusal::Text("ERR syntax error");
     /// The password is required first.
-    pub const NO_PASSWORD: Self = Refusal::Text("NOAUTH Authentication required.");
+    pub const NO_PASSWORD: Self = Refusal::Text(NO_PASSWORD);
     /// `CLIENT CACHING` without tracking.
     pub const NOT_TRACKED: Self = Refusal::Text(
         "ERR CLIENT CACHING can be called only when the client is in tracking mode with OPTIN or OPTOUT mode enabled",
     );
     /// A number was expected.
     pub const NOT_AN_INTEGER: Self = Refusal::Text("ERR value is not an integer or out of range");
+
+    /// The same refusal of an `EXEC`, which ends the transaction.
+    pub(crate) fn of_exec(self) -> Self {
+        match self {
+            Self::WrongCount(_) => Self::Text(ABORTED_BY_COUNT),
+            Self::Text(NO_PASSWORD) => Self::Text(ABORTED_BY_PASSWORD),
+            other => other,
+        }
+    }
+
+    /// Whether it ends a transaction.
+    pub(crate) fn ends_transaction(&self) -> bool {
+        matches!(self, Self::Text(ABORTED_BY_COUNT | ABORTED_BY_PASSWORD))
+    }
 
     /// Writes the error reply.
     pub fn write(&self, writer: &mut Writer<'_>) {

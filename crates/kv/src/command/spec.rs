@@ -40,7 +40,9 @@ pub enum CommandId {
     Decr,
     Decrby,
     Del,
+    Discard,
     Echo,
+    Exec,
     Exists,
     Flushall,
     Flushdb,
@@ -60,6 +62,7 @@ pub enum CommandId {
     MrRange,
     Mset,
     Msetnx,
+    Multi,
     Ping,
     Pttl,
     Quit,
@@ -77,11 +80,13 @@ pub enum CommandId {
     Ttl,
     Type,
     Unlink,
+    Unwatch,
+    Watch,
 }
 
 impl CommandId {
     /// The number of commands.
-    pub(crate) const COUNT: usize = Self::Unlink as usize + 1;
+    pub(crate) const COUNT: usize = Self::Watch as usize + 1;
 }
 
 /// The positions of a command's keys among its arguments. A `first` of zero means that it has none;

@@ -5,13 +5,14 @@
 //! route by them; `MR.DELRANGE` and `MR.RANGE` are ours.
 
 use crate::command::spec::{Argument, CommandId, Spec};
-use crate::command::transaction::Transaction;
 
 const FAST_CONNECTION: &[&str] = &["@fast", "@connection"];
 const SLOW_CONNECTION: &[&str] = &["@slow", "@connection"];
 const ADMIN_CONNECTION: &[&str] = &["@admin", "@slow", "@dangerous", "@connection"];
 const ADMIN: &[&str] = &["@admin", "@slow", "@dangerous"];
 const LOADING: &[&str] = &["loading", "stale"];
+const TRANSACTION: &[&str] = &["noscript", "loading", "stale", "fast", "allow_busy"];
+const FAST_TRANSACTION: &[&str] = &["@fast", "@transaction"];
 const HANDSHAKE: &[&str] = &["noscript", "loading", "stale", "fast", "no_auth", "allow_busy"];
 const PER_CLIENT: &[&str] = &["noscript", "loading", "stale"];
 const PER_SERVER: &[&str] = &["admin", "noscript", "loading", "stale"];
@@ -366,9 +367,29 @@ pub static TABLE: &[Spec] = &[
         .tips(&["request_policy:multi_shard", "response_policy:agg_sum"])
         .many_keys(&["RM", "delete"])
         .takes(&[KEYS]),
+    Spec::new(
+        CommandId::Discard,
+        "discard",
+        1,
+        "transactions",
+        "Ends a transaction without executing its commands",
+    )
+    .since("2.0.0")
+    .costs("O(N) with N queued commands")
+    .flags(TRANSACTION, FAST_TRANSACTION),
     Spec::new(CommandId::Echo, "echo", 2, "connection", "Gives its argument back")
         .flags(&["loading", "stale", "fast"], FAST_CONNECTION)
         .takes(&[Argument::new("message", "string")]),
+    Spec::new(
+        CommandId::Exec,
+        "exec",
+        1,
+        "transactions",
+        "Executes the commands since MULTI, all or none",
+    )
+    .since("1.2.0")
+    .costs("That of the commands")
+    .flags(&["noscript", "loading", "stale", "skip_slowlog"], &["@slow", "@transaction"]),
     Spec::new(CommandId::Exists, "exists", -2, "generic", "Counts how many of its keys exist")
         .costs("O(N) with N keys")
         .flags(READ_FAST, &["@keyspace", "@read", "@fast"])
@@ -517,6 +538,9 @@ pub static TABLE: &[Spec] = &[
     .tips(&["request_policy:multi_shard", "response_policy:agg_min"])
     .pairs(&["OW", "insert"])
     .takes(PAIRS),
+    Spec::new(CommandId::Multi, "multi", 1, "transactions", "Begins a transaction")
+        .since("1.2.0")
+        .flags(TRANSACTION, FAST_TRANSACTION),
     Spec::new(CommandId::Ping, "ping", -1, "connection", "Answers")
         .flags(&["fast"], FAST_CONNECTION)
         .tips(&["request_policy:all_shards", "response_policy:all_succeeded"])
@@ -638,6 +662,21 @@ pub static TABLE: &[Spec] = &[
         .tips(&["request_policy:multi_shard", "response_policy:agg_sum"])
         .many_keys(&["RM", "delete"])
         .takes(&[KEYS]),
+    Spec::new(CommandId::Unwatch, "unwatch", 1, "transactions", "Ends all watches")
+        .since("2.2.0")
+        .flags(TRANSACTION, FAST_TRANSACTION),
+    Spec::new(
+        CommandId::Watch,
+        "watch",
+        -2,
+        "transactions",
+        "Makes the next EXEC depend on keys being unchanged",
+    )
+    .since("2.2.0")
+    .costs("O(1) for each key")
+    .flags(TRANSACTION, FAST_TRANSACTION)
+    .many_keys(&["RO"])
+    .takes(&[KEYS]),
 ];
 
 /// Redis's commands that write and that the node does not have, with their arity, sorted by name.
@@ -747,8 +786,6 @@ pub enum Lookup {
     Write(&'static str, i64),
     /// A container of such commands, by name, with an unknown subcommand.
     NoWrite(&'static str),
-    /// A command of transactions, with its arity.
-    Transaction(Transaction, i64),
 }
 
 /// Finds a command by its name, and by its second word when the first is a container.
@@ -767,11 +804,6 @@ pub fn find(name: &[u8], second: Option<&[u8]>) -> Option<Lookup> {
             },
             _ => Lookup::Ours(spec),
         });
-    }
-    if let Some((command, _, arity)) =
-        Transaction::ALL.into_iter().find(|(_, name, _)| name.as_bytes() == small)
-    {
-        return Some(Lookup::Transaction(command, arity));
     }
     let at = WRITES.binary_search_by(|(name, _)| name.as_bytes().cmp(small)).ok()?;
     let (name, arity) = WRITES[at];
@@ -806,10 +838,7 @@ pub fn find_full(name: &[u8]) -> Option<&'static Spec> {
         // A second word after a command without subcommands names nothing.
         Lookup::Ours(spec) if second.is_some() && !spec.name.contains('|') => None,
         Lookup::Ours(spec) => Some(spec),
-        Lookup::NoSubcommand(_)
-        | Lookup::Write(..)
-        | Lookup::NoWrite(_)
-        | Lookup::Transaction(..) => None,
+        Lookup::NoSubcommand(_) | Lookup::Write(..) | Lookup::NoWrite(_) => None,
     }
 }
 

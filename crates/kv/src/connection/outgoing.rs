@@ -13,6 +13,7 @@ use crate::command::spec::CommandId;
 use crate::connection::replies::Written;
 use crate::connection::session::Session;
 use crate::shard::change::Change;
+use crate::shard::delete_range::KeyRange;
 
 /// Weight of changes that are sent without waiting for more.
 const PARCEL_WEIGHT: usize = 128 * 1024;
@@ -45,24 +46,7 @@ impl Outgoing {
                 let bytes = pairs.iter().map(<[u8]>::len).sum();
                 self.put(id, bytes, |change| put_pairs(change, pairs));
             }
-            WriteCommand::PutAllIfNone(pairs) => {
-                let mut change = Change::of(Operation::PutIfNone);
-                put_pairs(&mut change, pairs);
-                self.push(id, change);
-            }
-            WriteCommand::Clear => self.push(id, Change::clear()),
-            WriteCommand::DeleteRange(start, end) => self.push(id, delete_range(start, end)),
-            WriteCommand::Delete(keys) => self.push(id, Change::delete(keys.iter())),
-            WriteCommand::GetDelete(key) => {
-                let mut change = Change::delete([key]);
-                change.kind = Operation::GetDelete;
-                self.push(id, change);
-            }
-            WriteCommand::Modify(kind, key, operand) => {
-                let mut change = Change::of(kind);
-                change.also_put(key, operand);
-                self.push(id, change);
-            }
+            other => self.push(id, change_of(other)),
         }
     }
 
@@ -101,20 +85,60 @@ impl Outgoing {
     }
 }
 
+/// The change of a command that has one of its own.
+pub(super) fn change_of(command: WriteCommand<'_>) -> Change {
+    match command {
+        WriteCommand::Put(key, value) => Change::put(key, value),
+        WriteCommand::PutAll(pairs) => {
+            let mut change = Change::puts();
+            put_pairs(&mut change, pairs);
+            change
+        }
+        WriteCommand::PutAllIfNone(pairs) => {
+            let mut change = Change::of(Operation::PutIfNone);
+            put_pairs(&mut change, pairs);
+            change
+        }
+        WriteCommand::Clear => Change::clear(),
+        WriteCommand::DeleteRange(start, end) => delete_range(start, end),
+        WriteCommand::Delete(keys) => Change::delete(keys.iter()),
+        WriteCommand::GetDelete(key) => {
+            let mut change = Change::delete([key]);
+            change.kind = Operation::GetDelete;
+            change
+        }
+        WriteCommand::Modify(kind, key, operand) => {
+            let mut change = Change::of(kind);
+            change.also_put(key, operand);
+            change
+        }
+    }
+}
+
 /// The change of `MR.DELRANGE`.
 fn delete_range(start: RangeBound<'_>, end: RangeBound<'_>) -> Change {
+    let range = range_of(start, end);
+    Change::delete_range(&range.start, range.end.as_deref())
+}
+
+/// The range between two bounds of a command.
+pub(super) fn range_of(start: RangeBound<'_>, end: RangeBound<'_>) -> KeyRange {
     let after = |key: &[u8]| [key, &[0]].concat();
     let start = match start {
-        RangeBound::Open => Vec::new(),
-        RangeBound::Nothing => return Change::delete_range(b"", Some(b"")),
-        RangeBound::Inclusive(key) => key.to_vec(),
-        RangeBound::Exclusive(key) => after(key),
+        RangeBound::Open => Some(Vec::new()),
+        RangeBound::Nothing => None,
+        RangeBound::Inclusive(key) => Some(key.to_vec()),
+        RangeBound::Exclusive(key) => Some(after(key)),
     };
-    match end {
-        RangeBound::Open => Change::delete_range(&start, None),
-        RangeBound::Nothing => Change::delete_range(b"", Some(b"")),
-        RangeBound::Inclusive(key) => Change::delete_range(&start, Some(&after(key))),
-        RangeBound::Exclusive(key) => Change::delete_range(&start, Some(key)),
+    let end = match end {
+        RangeBound::Open => Some(None),
+        RangeBound::Nothing => None,
+        RangeBound::Inclusive(key) => Some(Some(after(key))),
+        RangeBound::Exclusive(key) => Some(Some(key.to_vec())),
+    };
+    match (start, end) {
+        (Some(start), Some(end)) => KeyRange { start, end },
+        _ => KeyRange { start: Vec::new(), end: Some(Vec::new()) },
     }
 }
 
@@ -140,13 +164,18 @@ impl Session {
 
     /// `SAVE`, or `BGSAVE`, which is answered immediately.
     pub(crate) fn save(&mut self, waits: bool) {
-        self.send_writes();
-        self.outgoing.silent = !waits || self.is_silent();
-        self.outgoing.push(self.replies.command, Change::sync());
-        self.send_writes();
+        self.send_change(Change::sync(), !waits || self.is_silent());
         if !waits {
             self.reply(|writer| writer.simple("Background saving started"));
         }
+    }
+
+    /// Sends a change of the connection itself, after the gathered ones.
+    pub(super) fn send_change(&mut self, change: Change, silent: bool) {
+        self.send_writes();
+        self.outgoing.silent = silent;
+        self.outgoing.push(self.replies.command, change);
+        self.send_writes();
     }
 
     /// Sends the gathered changes to the shard.

@@ -11,8 +11,9 @@ use reactor::{Class, OneshotReceiver, oneshot};
 use resp::{Parser, Progress, Protocol, Writer};
 
 use crate::client::registry::Client;
+use crate::client::write_room::WriteReservation;
 use crate::command::args::Args;
-use crate::command::commands::{Access, Command, Hello, Login, Scan};
+use crate::command::commands::{Access, Command, Hello, Login, Scan, Transaction};
 use crate::command::describe::describe;
 use crate::command::help;
 use crate::command::parse::{Parsed, Permissions, parse};
@@ -20,6 +21,7 @@ use crate::command::refusal::Refusal;
 use crate::command::spec::CommandId;
 use crate::connection::outgoing::Outgoing;
 use crate::connection::replies::{Closing, Length, Replies, SmallReply};
+use crate::connection::transaction::{Executing, Queue};
 use crate::core::state::CoreState;
 use crate::read::small::{self, ScanOrder};
 use crate::read::stream::{RangeStream, Stream};
@@ -44,17 +46,21 @@ pub(crate) struct Session {
     /// Gathered writes of the commands just taken.
     pub(crate) outgoing: Outgoing,
     /// Commands executed since the last update of the counters.
-    executed: u64,
+    pub(super) executed: u64,
     /// The command whose time is being measured, and since when.
     metered: Option<CommandId>,
     metered_from_ns: u64,
-    /// A `MULTI` was refused; the commands after it are refused as well.
-    pub(crate) after_multi: bool,
+    /// The commands since `MULTI`.
+    pub(super) queue: Option<Box<Queue>>,
+    /// It watches keys. The room is for the message that ends the watches.
+    pub(super) watching: Option<WriteReservation>,
+    /// The state of the `EXEC` at the beginning of the input.
+    pub(super) executing: Executing,
     /// Length of the command at the beginning of the input, if it waits for earlier commands.
     held: Option<usize>,
     /// It waits for room for writes, or for memory for a reply of this length.
     waits_for_room: bool,
-    waits_for_reply: Option<usize>,
+    pub(super) waits_for_reply: Option<usize>,
     /// A lookup of the length of the value that the command at the beginning of the input returns:
     /// in progress, or just finished with this result.
     lookup: Option<OneshotReceiver<usize>>,
@@ -79,7 +85,9 @@ impl Session {
             executed: 0,
             metered: None,
             metered_from_ns: 0,
-            after_multi: false,
+            queue: None,
+            watching: None,
+            executing: Executing::No,
             held: None,
             waits_for_room: false,
             waits_for_reply: None,
@@ -91,7 +99,7 @@ impl Session {
 
     /// Counts a call of a command, and ends the measurement of the previous commands if they were
     /// another.
-    fn meter(&mut self, command: CommandId) {
+    pub(super) fn meter(&mut self, command: CommandId) {
         self.state.commands.count(command, |stats| stats.calls += 1);
         if self.metered != Some(command) {
             self.stop_meter();
@@ -101,7 +109,7 @@ impl Session {
     }
 
     /// Adds the time since the measurement began to the command's counter.
-    fn stop_meter(&mut self) {
+    pub(super) fn stop_meter(&mut self) {
         if let Some(command) = self.metered.take() {
             let time_ns = self.state.core.now_exact_ns().saturating_sub(self.metered_from_ns);
             self.state.commands.count(command, |stats| stats.time_ns += time_ns);
@@ -110,7 +118,7 @@ impl Session {
 
     /// Whether another command may be taken.
     pub fn may_take(&mut self) -> bool {
-        self.replies.has_room() && !self.state.stopping.get()
+        self.replies.has_executed() || self.replies.has_room() && !self.state.stopping.get()
     }
 
     /// Closes the connection after an error that no command asked for.
@@ -217,18 +225,18 @@ impl Session {
 
     /// Whether a command may be executed now. A read waits until the writes before it are visible.
     /// A write waits until the reads before it are done, and until there is room.
-    fn is_its_turn(&mut self, access: Access) -> bool {
+    pub(super) fn is_its_turn(&mut self, access: Access) -> bool {
         match access {
             Access::None => true,
             Access::Read => !self.replies.is_writing(),
-            Access::Write if self.replies.is_reading() => false,
+            Access::Write | Access::Order if self.replies.is_reading() => false,
             Access::Write
                 if self.state.node.writes_paused_until_ns() > self.state.core.now_ns() =>
             {
                 self.waits_for_pause = true;
                 false
             }
-            Access::Write => {
+            Access::Write | Access::Order => {
                 let has_room = self.state.writes.room.has_room(self.state.node.settings());
                 if !has_room {
                     self.waits_for_room = true;
@@ -262,7 +270,7 @@ impl Session {
         }
     }
 
-    fn count_error(&self) {
+    pub(super) fn count_error(&self) {
         self.state.count(|stats| stats.errors += 1);
         self.state.commands.failed(self.replies.command, 1);
     }
@@ -273,13 +281,19 @@ impl Session {
 
     /// Executes a command; false when it has to wait for earlier commands.
     fn execute(&mut self, args: Args<'_>) -> bool {
-        let Parsed { mut command, id, name, mut rejected } = parse(args, self.permissions());
-        if self.after_multi {
-            rejected |= command.is_ok();
-            command = self.after_multi(command);
-            rejected &= command.is_err();
-        }
-        let access = command.as_ref().map_or(Access::None, Command::access);
+        let parsed = parse(args, self.permissions());
+        let Parsed { command, id, name, rejected } = match self.queue.is_some() {
+            true => match self.enqueue(args, parsed) {
+                Some(parsed) => parsed,
+                None => return true,
+            },
+            false => parsed,
+        };
+        let access = match &command {
+            Ok(Command::Transaction(Transaction::Exec)) => self.exec_access(),
+            Ok(command) => command.access(),
+            Err(_) => Access::None,
+        };
         if access != Access::Write {
             self.send_writes();
         }
@@ -295,6 +309,9 @@ impl Session {
             self.waits_for_reply = Some(reply_bytes);
             return false;
         }
+        if matches!(command, Ok(Command::Transaction(Transaction::Exec))) && !self.execute_steps() {
+            return false;
+        }
         self.skip_this = std::mem::take(&mut self.skip_next);
         self.client.command.set(name);
         self.replies.command = id.filter(|_| !rejected);
@@ -306,7 +323,12 @@ impl Session {
         }
         match command {
             Ok(command) => self.execute_now(command),
-            Err(refusal) => self.reply(|writer| refusal.write(writer)),
+            Err(refusal) => {
+                if refusal.ends_transaction() {
+                    self.end_transaction();
+                }
+                self.reply(|writer| refusal.write(writer));
+            }
         }
         self.replies.end_reservation();
         true
@@ -354,14 +376,14 @@ impl Session {
         None
     }
 
-    fn permissions(&self) -> Permissions {
+    pub(super) fn permissions(&self) -> Permissions {
         Permissions {
             write: self.state.node.is_writable(),
             enter: self.entered || self.state.password.borrow().is_none(),
         }
     }
 
-    fn execute_now(&mut self, command: Command<'_>) {
+    pub(super) fn execute_now(&mut self, command: Command<'_>) {
         match command {
             Command::Write(command) => self.write(command),
             Command::One(key, ask) => {
@@ -477,6 +499,7 @@ impl Session {
     }
 
     fn reset(&mut self) {
+        self.end_transaction();
         self.set_protocol(Protocol::V2);
         self.client.name.borrow_mut().clear();
         (self.silent, self.skip_next) = (false, false);

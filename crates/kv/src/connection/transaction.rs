@@ -1,75 +1,486 @@
-//! The commands of transactions, which this version refuses together with the commands that were to
-//! be executed as one.
+//! Transactions: `MULTI`, `EXEC`, `DISCARD`, `WATCH` and `UNWATCH`.
 //!
-//! A client that pipelines `MULTI`, commands and `EXEC` has sent the commands before it hears of
-//! the refusal. They are not executed: after `MULTI` the connection refuses everything until `EXEC`
-//! or `DISCARD`, or until `RESET` or `QUIT`, which Redis does not queue either. Redis's errors for
-//! commands that are invalid in themselves take precedence.
+//! 1. After `MULTI` commands are parsed, so that errors are found, and queued as they came
+//!    ([`Queue`]). Queues are bounded, for all connections of a core together.
+//! 2. `EXEC` sends the commands that concern keys to the shard, as one change
+//!    (`shard::execute`), and waits at the beginning of the input, so no later command is taken.
+//!    A node that only reads executes them here.
+//! 3. With the shard's answers the queue is gone through: commands that concern keys are answered
+//!    by them, all others are executed now, like commands outside a transaction.
+//!
+//! The shard refuses a transaction whose replies are longer than was admitted; then memory is taken
+//! for them, and the transaction is sent again.
+//!
+//! A connection that watches keys keeps room for one message to the shard, which ends the watches
+//! when the connection ends.
 
-use crate::command::commands::Command;
+use std::rc::Rc;
+
+use reactor::Class;
+use resp::Span;
+
+use crate::client::gauge::{Gauge, Share};
+use crate::command::args::Args;
+use crate::command::commands::{Access, Command, Transaction, WriteCommand};
+use crate::command::operation::Operation;
+use crate::command::parse::{Parsed, Permissions, parse};
 use crate::command::refusal::Refusal;
-use crate::command::transaction::Transaction;
-use crate::connection::session::Session;
+use crate::command::spec::CommandId;
+use crate::command::table;
+use crate::connection::outgoing::{change_of, range_of};
+use crate::connection::replies::write_answer;
+use crate::connection::session::{Session, owned};
+use crate::read::small;
+use crate::settings::Settings;
+use crate::shard::alone::execute_reads;
+use crate::shard::change::{Answer, Change};
+use crate::shard::delete_range::KeyRange;
+use crate::shard::execute::{KeyWalk, Step, Steps, discarded};
+use crate::shard::parcel::{AnswerRun, AnswerSlot};
 
-const NO_TRANSACTIONS: Refusal<'static> = Refusal::Text(
-    "ERR transactions are not there yet in this version of millrace: commands are refused until EXEC or DISCARD",
-);
-const NOT_EXECUTED: Refusal<'static> = Refusal::Text(
-    "ERR not executed, because it follows MULTI and transactions are not there yet in this version of millrace: EXEC \
-     or DISCARD first",
-);
-const NOTHING_WATCHED: Refusal<'static> = Refusal::Text(
-    "ERR transactions are not there yet in this version of millrace: nothing is watched",
-);
 const NESTED: Refusal<'static> = Refusal::Text("ERR MULTI calls can not be nested");
 const WATCH_INSIDE: Refusal<'static> = Refusal::Text("ERR WATCH inside MULTI is not allowed");
 const DISCARD_ALONE: Refusal<'static> = Refusal::Text("ERR DISCARD without MULTI");
 const EXEC_ALONE: Refusal<'static> = Refusal::Text("ERR EXEC without MULTI");
 const ABORTED: Refusal<'static> =
     Refusal::Text("EXECABORT Transaction discarded because of previous errors.");
+const NOT_INSIDE: Refusal<'static> = Refusal::Text("ERR Command not allowed inside a transaction");
+const NO_CURSORS: Refusal<'static> = Refusal::Text(
+    "ERR SCAN and RANDOMKEY are not executed inside a transaction: use MR.RANGE there, or send them before MULTI",
+);
+const NOT_A_STEP: Refusal<'static> =
+    Refusal::Text("ERR this command is not executed inside a transaction: send it before MULTI");
+const WRONG_ORDER: Refusal<'static> = Refusal::Text(
+    "ERR FLUSHALL, FLUSHDB, KEYS, MR.DELRANGE and MR.RANGE inside a transaction need a database whose keys are in the \
+     order of bytes",
+);
+const FULL: Refusal<'static> = Refusal::Text(
+    "OOM command not queued: the queued commands of all transactions take more memory than this core has for them",
+);
 
-impl Session {
-    /// The result of parsing, for a command after a `MULTI`.
-    pub(crate) fn after_multi<'a>(
-        &mut self,
-        command: Result<Command<'a>, Refusal<'a>>,
-    ) -> Result<Command<'a>, Refusal<'a>> {
-        match command {
-            Ok(Command::Quit | Command::Transaction(_)) => command,
-            Ok(Command::Reset) => {
-                self.after_multi = false;
-                command
-            }
-            Ok(_) => Err(NOT_EXECUTED),
-            Err(refusal) => {
-                // A refused `EXEC` ends the transaction, too.
-                let ends = matches!(refusal, Refusal::Text(text) if text.starts_with("EXECABORT "));
-                self.after_multi &= !ends;
-                Err(refusal)
-            }
+/// Memory for a reply without its value, and for a value of unknown length.
+const REPLY_BYTES: usize = 48;
+const VALUE_BYTES: usize = 1024;
+/// Most memory that is taken for the replies of a transaction before their length is known.
+const REPLIES_BYTES_MAX: usize = 64 * 1024;
+
+/// The commands of a transaction, as they came.
+pub(super) struct Queue {
+    bytes: Vec<u8>,
+    spans: Vec<Span>,
+    /// The ends of each command in both.
+    ends: Vec<(usize, usize)>,
+    /// A command was refused: none will be executed.
+    aborted: bool,
+    /// Commands that concern keys, and whether some of them may write.
+    steps: usize,
+    writes: bool,
+    /// Its part of the core's limit.
+    room: Share,
+}
+
+impl Queue {
+    fn new(all: &Gauge) -> Self {
+        Self {
+            bytes: Vec::new(),
+            spans: Vec::new(),
+            ends: Vec::new(),
+            aborted: false,
+            steps: 0,
+            writes: false,
+            room: all.share(),
         }
     }
 
-    pub(crate) fn transaction(&mut self, command: Transaction) {
-        let after_multi = self.after_multi;
-        self.after_multi = match command {
-            Transaction::Multi => true,
-            Transaction::Discard | Transaction::Exec => false,
-            Transaction::Unwatch | Transaction::Watch => after_multi,
+    /// Adds a command; false if there is no room for it.
+    fn add(&mut self, args: Args<'_>, all: &Gauge, bytes_max: usize) -> bool {
+        let (bytes, spans) = args.parts();
+        let more = bytes.len() + size_of_val(spans) + size_of::<(usize, usize)>();
+        if all.get() + more > bytes_max {
+            return false;
+        }
+        self.room.set(self.room.part() + more);
+        self.bytes.extend_from_slice(bytes);
+        self.spans.extend_from_slice(spans);
+        self.ends.push((self.bytes.len(), self.spans.len()));
+        true
+    }
+
+    /// Drops the commands: none will be executed.
+    fn abort(&mut self) {
+        self.aborted = true;
+        (self.bytes, self.spans, self.ends) = (Vec::new(), Vec::new(), Vec::new());
+        self.room.set(0);
+    }
+
+    /// The commands in order.
+    fn commands(&self) -> impl ExactSizeIterator<Item = Args<'_>> {
+        let begins = std::iter::once((0, 0)).chain(self.ends.iter().copied());
+        let pairs = self.ends.iter().zip(begins.collect::<Vec<_>>());
+        pairs.map(|(&(end, spans_end), (begin, spans_begin))| {
+            Args::new(&self.bytes[begin..end], &self.spans[spans_begin..spans_end])
+        })
+    }
+}
+
+/// The state of an `EXEC` at the beginning of the input.
+#[derive(Default)]
+pub(super) enum Executing {
+    #[default]
+    No,
+    /// The shard has the transaction.
+    Sent,
+    /// Its replies take this much memory.
+    Larger(usize),
+    /// The shard's answer.
+    Answered(Answer),
+}
+
+/// The step of a command that concerns keys.
+fn step_of(command: Command<'_>) -> Option<Step> {
+    Some(match command {
+        Command::Write(command) => Step::Change(change_of(command)),
+        Command::One(key, ask) => Step::Read(key.to_vec(), ask),
+        Command::MGet(keys) => Step::Values(owned(keys)),
+        Command::Exists(keys) => Step::Exists(owned(keys)),
+        Command::DbSize => Step::Count,
+        Command::Keys(pattern) => Step::Walk(KeyWalk {
+            range: KeyRange::ALL,
+            reverse: false,
+            limit: u64::MAX,
+            values: false,
+            pattern: Some(pattern.to_vec()),
+        }),
+        Command::Range(query) => Step::Walk(KeyWalk {
+            range: range_of(query.start, query.end),
+            reverse: query.reverse,
+            limit: query.limit.unwrap_or(u64::MAX),
+            values: query.values,
+            pattern: None,
+        }),
+        _ => return None,
+    })
+}
+
+fn is_step(command: &Command<'_>) -> bool {
+    matches!(
+        command,
+        Command::Write(_)
+            | Command::One(..)
+            | Command::MGet(_)
+            | Command::Exists(_)
+            | Command::DbSize
+            | Command::Keys(_)
+            | Command::Range(_)
+    )
+}
+
+/// The memory for the reply to a command, as long as its length is unknown.
+fn expected_bytes(step: &Step) -> usize {
+    REPLY_BYTES
+        + match step {
+            Step::Read(..) => VALUE_BYTES,
+            Step::Values(keys) => keys.len() * VALUE_BYTES,
+            Step::Change(change) if change.kind.gives_old() => VALUE_BYTES,
+            Step::Walk(_) => REPLIES_BYTES_MAX,
+            Step::Change(_) | Step::Exists(_) | Step::Count => 0,
+        }
+}
+
+impl Session {
+    /// Queues a command after `MULTI`, and answers it. Returns a command that is not queued but
+    /// executed, or refused.
+    pub(super) fn enqueue<'a>(&mut self, args: Args<'a>, parsed: Parsed<'a>) -> Option<Parsed<'a>> {
+        let refusal = match &parsed.command {
+            Ok(Command::Transaction(Transaction::Unwatch)) => None,
+            Ok(Command::Transaction(_) | Command::Quit | Command::Reset) => return Some(parsed),
+            Ok(command) => self.refusal_inside(command, parsed.name),
+            Err(_) if parsed.rejected => {
+                self.abort();
+                return Some(parsed);
+            }
+            Err(_) => None,
         };
-        let refusal = match (command, after_multi) {
-            (Transaction::Discard, true) | (Transaction::Unwatch, false) => {
+        let refusal = refusal.or_else(|| {
+            let (all, settings) = (&self.state.queued_bytes, self.state.node.settings());
+            let queue = self.queue.as_mut().filter(|queue| !queue.aborted)?;
+            if !queue.add(args, all, settings.writes_bytes_max) {
+                return Some(FULL);
+            }
+            if let Ok(command) = &parsed.command {
+                queue.steps += usize::from(is_step(command));
+                queue.writes |= command.access() == Access::Write;
+            }
+            self.client.queued.set(queue.ends.len() as i64);
+            None
+        });
+        if let Some(refusal) = refusal {
+            self.abort();
+            return Some(Parsed { command: Err(refusal), rejected: true, ..parsed });
+        }
+        self.send_writes();
+        self.stop_meter();
+        self.skip_this = std::mem::take(&mut self.skip_next);
+        self.client.command.set(parsed.name);
+        self.replies.command = None;
+        self.reply(|writer| writer.simple("QUEUED"));
+        None
+    }
+
+    /// Why a command cannot be part of a transaction, if so.
+    fn refusal_inside(&self, command: &Command<'_>, name: &str) -> Option<Refusal<'static>> {
+        let spec = table::find_full(name.as_bytes());
+        match command {
+            _ if spec.is_some_and(|spec| spec.flags.contains(&"no_multi")) => Some(NOT_INSIDE),
+            Command::Scan(_) | Command::RandomKey => Some(NO_CURSORS),
+            // These do not read keys.
+            Command::Info(_) | Command::LastSave => None,
+            command if command.access() == Access::Read && !is_step(command) => Some(NOT_A_STEP),
+            Command::Keys(_)
+            | Command::Range(_)
+            | Command::Write(WriteCommand::Clear | WriteCommand::DeleteRange(..))
+                if self.state.descending =>
+            {
+                Some(WRONG_ORDER)
+            }
+            _ => None,
+        }
+    }
+
+    fn abort(&mut self) {
+        if let Some(queue) = &mut self.queue {
+            queue.abort();
+        }
+    }
+
+    /// How the `EXEC` at the beginning of the input accesses keys.
+    pub(super) fn exec_access(&self) -> Access {
+        let Some(queue) = self.queue.as_ref().filter(|queue| !queue.aborted) else {
+            return Access::None;
+        };
+        match self.executing {
+            Executing::Sent => Access::None,
+            _ if !self.state.node.is_writable() => Access::Read,
+            _ if queue.writes => Access::Write,
+            _ if queue.steps > 0 || self.watching.is_some() => Access::Order,
+            _ => Access::Read,
+        }
+    }
+
+    /// Has the commands of the transaction that concern keys executed; false as long as their
+    /// answers are not there.
+    pub(super) fn execute_steps(&mut self) -> bool {
+        if matches!(self.executing, Executing::Sent) {
+            match self.replies.take_executed() {
+                None => return false,
+                Some(Answer::Larger(bytes)) => self.executing = Executing::Larger(bytes),
+                Some(answer) => {
+                    self.executing = Executing::Answered(answer);
+                    return true;
+                }
+            }
+        }
+        let Some(queue) = self.queue.as_ref().filter(|queue| !queue.aborted) else { return true };
+        if queue.steps == 0 && self.watching.is_none() {
+            self.executing = Executing::Answered(Answer::Executed(Vec::new()));
+            return true;
+        }
+        let permissions = self.inside();
+        let commands = queue.commands().filter_map(|args| parse(args, permissions).command.ok());
+        let list: Vec<Step> = commands.filter_map(step_of).collect();
+        let reply_bytes_max = match self.executing {
+            // Values may become longer meanwhile.
+            Executing::Larger(bytes) => bytes + bytes / 8,
+            _ => list.iter().map(expected_bytes).sum::<usize>().min(REPLIES_BYTES_MAX),
+        };
+        if reply_bytes_max > Settings::REPLY_BYTES_SMALL && !self.replies.reserve(reply_bytes_max) {
+            self.waits_for_reply = Some(reply_bytes_max);
+            return false;
+        }
+        let reply_bytes_max = reply_bytes_max.max(Settings::REPLY_BYTES_SMALL);
+        let watching = self.watching.is_some();
+        let slot = self.send_steps(Steps { list, watching, reply_bytes_max });
+        self.replies.execute(slot);
+        self.executing = Executing::Sent;
+        false
+    }
+
+    fn send_steps(&mut self, steps: Steps) -> Rc<AnswerSlot> {
+        self.send_writes();
+        let state = &self.state;
+        if state.node.is_writable() {
+            let change = Change::execute(steps);
+            let (core, weight) = (state.core.id(), change.weight());
+            return state.writes.send(&state.posters, core, self.client.id, vec![change], weight);
+        }
+        let slot = Rc::new(AnswerSlot::default());
+        let (state, answered) = (state.clone(), slot.clone());
+        self.state.core.spawn(Class::Foreground, async move {
+            let value_bytes_max = state.node.settings().value_bytes_max();
+            let answer =
+                execute_reads(&state.core, &state.reader, state.family, steps, value_bytes_max)
+                    .await;
+            answered.fulfil(vec![AnswerRun { at: 0, commands: 1, command: None, answer }]);
+        });
+        slot
+    }
+
+    /// What queued commands may do: they were checked when they were queued.
+    fn inside(&self) -> Permissions {
+        Permissions { enter: true, ..self.permissions() }
+    }
+
+    /// Executes a command of transactions.
+    pub(super) fn transaction(&mut self, command: Transaction<'_>) {
+        let refusal = match (command, self.queue.is_some()) {
+            (Transaction::Exec, true) => return self.exec(),
+            (Transaction::Exec, false) => EXEC_ALONE,
+            (Transaction::Discard, true) => {
+                self.end_transaction();
                 return self.reply(|writer| writer.ok());
             }
             (Transaction::Discard, false) => DISCARD_ALONE,
-            (Transaction::Exec, false) => EXEC_ALONE,
-            (Transaction::Exec, true) => ABORTED,
-            (Transaction::Multi, false) => NO_TRANSACTIONS,
             (Transaction::Multi, true) => NESTED,
-            (Transaction::Unwatch, true) => NOT_EXECUTED,
-            (Transaction::Watch, false) => NOTHING_WATCHED,
-            (Transaction::Watch, true) => WATCH_INSIDE,
+            (Transaction::Multi, false) => {
+                self.queue = Some(Box::new(Queue::new(&self.state.queued_bytes)));
+                self.client.queued.set(0);
+                return self.reply(|writer| writer.ok());
+            }
+            (Transaction::Watch(_), true) => WATCH_INSIDE,
+            (Transaction::Watch(keys), false) => return self.watch(keys),
+            (Transaction::Unwatch, _) if self.watching.take().is_some() => {
+                return self.send_change(Change::of(Operation::Unwatch), self.is_silent());
+            }
+            (Transaction::Unwatch, _) => return self.reply(|writer| writer.ok()),
         };
         self.reply(|writer| refusal.write(writer));
+    }
+
+    fn watch(&mut self, keys: Args<'_>) {
+        if !self.state.node.is_writable() {
+            // Nothing is written.
+            return self.reply(|writer| writer.ok());
+        }
+        let room = &self.state.writes.room;
+        self.watching.get_or_insert_with(|| room.reserve(0));
+        self.send_change(Change::watch(keys.iter()), self.is_silent());
+    }
+
+    /// Ends the transaction and all watches.
+    pub(super) fn end_transaction(&mut self) {
+        self.queue = None;
+        self.executing = Executing::No;
+        self.client.queued.set(-1);
+        if self.watching.take().is_some() {
+            self.send_change(Change::of(Operation::Unwatch), true);
+        }
+    }
+
+    /// Answers `EXEC`, and executes the commands that do not concern keys.
+    fn exec(&mut self) {
+        let executing = std::mem::take(&mut self.executing);
+        let queue = self.queue.take().filter(|queue| !queue.aborted);
+        let (Some(queue), Executing::Answered(answer)) = (queue, executing) else {
+            self.end_transaction();
+            return self.reply(|writer| ABORTED.write(writer));
+        };
+        let answers = match answer {
+            Answer::Executed(answers) => answers,
+            Answer::Conflict => {
+                self.watching = None;
+                self.end_transaction();
+                self.state.count(|stats| stats.transaction_conflicts += 1);
+                return self.reply(|writer| writer.null_array());
+            }
+            refused => {
+                self.end_transaction();
+                return self.reply(|writer| write_answer(&discarded(refused), writer));
+            }
+        };
+        self.watching = None;
+        self.end_transaction();
+        self.state.count(|stats| stats.transactions += 1);
+        let permissions = self.inside();
+        let commands = queue.commands();
+        self.reply(|writer| writer.array(commands.len()));
+        let mut answers = answers.into_iter();
+        for args in commands {
+            let Parsed { command, id, name, .. } = parse(args, permissions);
+            self.client.command.set(name);
+            self.replies.command = id;
+            self.executed += 1;
+            if let Some(id) = id {
+                self.meter(id);
+            }
+            match command {
+                Ok(command) if is_step(&command) => {
+                    self.answer_step(command, answers.next().unwrap_or(Answer::Null));
+                }
+                Ok(command) => self.execute_now(command),
+                Err(refusal) => self.reply(|writer| refusal.write(writer)),
+            }
+            // Writes of the connection itself, such as BGSAVE, before later replies.
+            self.send_writes();
+        }
+        self.replies.command = Some(CommandId::Exec);
+    }
+
+    /// Answers a command that the shard has executed.
+    fn answer_step(&mut self, command: Command<'_>, answer: Answer) {
+        let found = match &answer {
+            Answer::Old(value) => [u64::from(value.is_some()), u64::from(value.is_none())],
+            Answer::Values(values) if matches!(command, Command::MGet(_)) => {
+                let hits = values.iter().flatten().count();
+                [hits as u64, (values.len() - hits) as u64]
+            }
+            _ => [0, 0],
+        };
+        self.state.count(|stats| {
+            stats.hits += found[0];
+            stats.misses += found[1];
+        });
+        self.reply(|writer| match (command, answer) {
+            (Command::One(_, ask), Answer::Old(value)) => {
+                small::write_answer(value.as_deref(), ask, writer);
+            }
+            (_, answer) => write_answer(&answer, writer),
+        });
+    }
+}
+
+impl Drop for Session {
+    /// The shard forgets what the connection watched.
+    fn drop(&mut self) {
+        if self.watching.take().is_some() {
+            let (state, unwatch) = (&self.state, Change::of(Operation::Unwatch));
+            let core = state.core.id();
+            state.writes.send(&state.posters, core, self.client.id, vec![unwatch], 0);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::command::args::tests::with;
+
+    #[test]
+    fn a_queue_keeps_commands_as_they_came_within_its_limit() {
+        let all = Gauge::default();
+        let (mut a, mut b) = (Queue::new(&all), Queue::new(&all));
+        let lines = ["set 'a b' c", "ping", "mget x y z"];
+        for line in lines {
+            assert!(with(line, |args| a.add(args, &all, 1000)));
+        }
+        let words = |args: Args<'_>| args.iter().map(<[u8]>::to_vec).collect::<Vec<_>>();
+        let kept: Vec<_> = a.commands().map(words).collect();
+        assert_eq!(kept, lines.map(|line| with(line, words)));
+        let held = all.get();
+        assert!(held > 0 && with("ping", |args| b.add(args, &all, held + 40)));
+        assert!(!with("ping", |args| b.add(args, &all, held + 40)), "all queues share the limit");
+        a.abort();
+        assert!(a.commands().len() == 0 && with("ping", |args| b.add(args, &all, held + 40)));
+        drop((a, b));
+        assert_eq!(all.get(), 0);
     }
 }

@@ -46,6 +46,9 @@ pub(crate) struct KvStats {
     /// Connections closed because their clients read nothing of their replies while others waited
     /// for memory.
     pub slow_closed: u64,
+    /// Transactions executed, and those not executed because a watched key was written.
+    pub transactions: u64,
+    pub transaction_conflicts: u64,
 }
 
 /// One core's part of the key-value door.
@@ -79,6 +82,8 @@ pub(crate) struct CoreState {
     /// Bytes of values that were read before their turn and wait for it.
     pub found_bytes: Gauge,
     pub idle_buffer_bytes: Gauge,
+    /// Queued commands of transactions.
+    pub queued_bytes: Gauge,
 }
 
 impl CoreState {
@@ -114,6 +119,7 @@ impl CoreState {
             reads: Gauge::default(),
             found_bytes: Gauge::default(),
             idle_buffer_bytes: Gauge::default(),
+            queued_bytes: Gauge::default(),
             posters: Posters::new(&node),
             node,
         })

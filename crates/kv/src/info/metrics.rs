@@ -132,6 +132,12 @@ const COUNTERS: &[(&str, &str, Value)] = &[
     ("slow_readers_total", "Times a connection's commands waited for its reader", |core| {
         core.kv.slow_readers
     }),
+    ("transactions_total", "Transactions that EXEC executed", |core| core.kv.transactions),
+    (
+        "transaction_conflicts_total",
+        "Transactions not executed because a watched key was written",
+        |core| core.kv.transaction_conflicts,
+    ),
     ("gets_total", "Point lookups", |core| core.reader.gets),
     ("gets_found_total", "Point lookups that found a key", |core| core.reader.found),
     ("seeks_total", "Iterators positioned", |core| core.reader.seeks),
@@ -163,6 +169,7 @@ const GAUGES: &[(&str, &str, Value)] = &[
     ("unsent_bytes", "Bytes of replies that clients have not taken yet", |core| {
         core.unsent_bytes as u64
     }),
+    ("queued_bytes", "Bytes of queued commands of transactions", |core| core.queued_bytes as u64),
     ("writes_bytes", "Bytes of writes that are not answered yet", |core| core.writes_bytes as u64),
     ("pinned_bytes", "Bytes of blocks that unsent replies hold", |core| core.pinned_bytes as u64),
     ("pool_bytes", "Buffer memory in use", |core| core.pool_bytes as u64),
@@ -254,6 +261,7 @@ const SHARD_GAUGES: &[(&str, &str, Written)] = &[
     ("unsaved_changes", "Changes since everything was last made to survive a power cut", |shard| {
         shard.shard.unsaved
     }),
+    ("watched_keys", "Keys that connections watch", |shard| shard.shard.watched_keys),
     ("memtable_bytes", "Memory of memtables", |shard| shard.writer.memtable_bytes),
     ("memtables_waiting", "Generations of memtables that wait to become tables", |shard| {
         shard.writer.waiting_memtables

@@ -40,6 +40,7 @@ pub(crate) struct CoreReport {
     pub unsent_bytes: usize,
     pub pinned_bytes: usize,
     pub writes_bytes: usize,
+    pub queued_bytes: usize,
     pub kv: KvStats,
     pub reader: ReaderStats,
     pub flow: Vec<FlowReport>,
@@ -67,6 +68,7 @@ impl CoreReport {
             unsent_bytes: state.unsent_bytes.get(),
             pinned_bytes: state.pinned_bytes.get(),
             writes_bytes: state.writes.room.bytes(),
+            queued_bytes: state.queued_bytes.get(),
             kv: *state.stats.borrow(),
             reader: state.reader.stats(),
             flow: core.flow(),
@@ -215,6 +217,7 @@ fn server(report: &Report<'_>, text: &mut String) {
 }
 
 fn clients(report: &Report<'_>, text: &mut String) {
+    let shard = report.shard.as_ref().map(|shard| shard.shard).unwrap_or_default();
     lines!(text,
         "connected_clients:{}", report.sum(|core| core.clients as u64);
         "maxclients:{}", report.settings.clients_max;
@@ -224,6 +227,9 @@ fn clients(report: &Report<'_>, text: &mut String) {
         "clients_unsent_bytes:{}", report.sum(|core| core.unsent_bytes as u64);
         "clients_pinned_bytes:{}", report.sum(|core| core.pinned_bytes as u64);
         "clients_writes_bytes:{}", report.sum(|core| core.writes_bytes as u64);
+        "clients_queued_bytes:{}", report.sum(|core| core.queued_bytes as u64);
+        "watching_clients:{}", shard.watching_clients;
+        "total_watched_keys:{}", shard.watched_keys;
         "clients_slow_readers:{}", report.sum(|core| core.kv.slow_readers);
         "scan_cursors:{}", report.sum(|core| core.scans as u64);
     );
@@ -334,6 +340,8 @@ fn stats(report: &Report<'_>, text: &mut String) {
         "evicted_clients:{}", sum(|kv| kv.slow_closed);
         "keyspace_hits:{}", sum(|kv| kv.hits);
         "keyspace_misses:{}", sum(|kv| kv.misses);
+        "transactions:{}", sum(|kv| kv.transactions);
+        "transaction_conflicts:{}", sum(|kv| kv.transaction_conflicts);
         "total_error_replies:{}", sum(|kv| kv.errors + kv.protocol_errors);
         "protocol_errors:{}", sum(|kv| kv.protocol_errors);
         "total_reads_processed:{}", sum(|kv| kv.receives);

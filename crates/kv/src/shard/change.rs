@@ -10,6 +10,7 @@ use lsm::{BatchWriter, Op, WriteBatch};
 use crate::command::operation::{Operation, PutReply};
 use crate::command::spec::CommandId;
 use crate::settings::{FAMILY, Settings};
+use crate::shard::execute::{NEED_EXISTENCE, NEED_NOTHING, NEED_VALUE, Steps};
 use crate::shard::modify::built_bytes_min;
 
 /// Memory for a key while a change of it is in flight, in bytes.
@@ -25,6 +26,9 @@ pub struct Change {
     /// The command it is for, if any.
     pub(crate) command: Option<CommandId>,
     commands: Commands,
+    /// The commands of a transaction. Its batch then has each of their keys once, with what must be
+    /// known about it.
+    pub(crate) steps: Option<Box<Steps>>,
 }
 
 /// The commands that share a change. Only commands that set keys unconditionally share one; each of
@@ -63,6 +67,14 @@ pub enum Answer {
     Bulk(Vec<u8>),
     /// The old value, if any.
     Old(Option<Vec<u8>>),
+    /// Several values.
+    Values(Vec<Option<Vec<u8>>>),
+    /// The answers to the commands of a transaction.
+    Executed(Vec<Answer>),
+    /// Nothing was executed, because a watched key was written.
+    Conflict,
+    /// Nothing was executed, because the replies take this many bytes, more than was admitted.
+    Larger(usize),
     /// The change was refused, in Redis's words.
     Refused(&'static str),
     /// The engine cannot make the change: its text, beginning with Redis's code.
@@ -71,7 +83,7 @@ pub enum Answer {
 
 impl Change {
     pub(crate) fn new(kind: Operation, batch: BatchWriter) -> Self {
-        Self { kind, batch, command: None, commands: Commands::ONE }
+        Self { kind, batch, command: None, commands: Commands::ONE, steps: None }
     }
 
     /// Sets a key, like `SET`. Answered by [`Answer::Ok`].
@@ -118,6 +130,31 @@ impl Change {
     /// durability: `SAVE`.
     pub fn sync() -> Self {
         Self::of(Operation::Sync)
+    }
+
+    /// Watches keys for a connection's next transaction.
+    pub(crate) fn watch<'a>(keys: impl IntoIterator<Item = &'a [u8]>) -> Self {
+        Self { kind: Operation::Watch, ..Self::delete(keys) }
+    }
+
+    /// A transaction.
+    pub(crate) fn execute(mut steps: Steps) -> Self {
+        let mut change = Self::of(match steps.is_alone() {
+            true => Operation::ExecuteAlone,
+            false => Operation::Execute,
+        });
+        if change.kind == Operation::Execute {
+            for (key, need) in steps.needs() {
+                let need: &[u8] = match need {
+                    Need::Nothing => NEED_NOTHING,
+                    Need::Existence => NEED_EXISTENCE,
+                    Need::Value => NEED_VALUE,
+                };
+                change.also_put(&key, need);
+            }
+        }
+        change.steps = Some(Box::new(steps));
+        change
     }
 
     /// A change without keys yet.
@@ -175,6 +212,19 @@ impl Change {
         self.batch.is_empty()
     }
 
+    /// Its keys in order, with what must be known about each.
+    pub(crate) fn needs(&mut self, counted: bool) -> impl Iterator<Item = (&[u8], Need)> {
+        let of_all = self.need(counted);
+        let of_each = self.kind == Operation::Execute;
+        entries(&mut self.batch).map(move |(key, noted)| match noted {
+            Some(NEED_VALUE) if of_each => (key, Need::Value),
+            Some(NEED_EXISTENCE) if of_each => (key, Need::Existence),
+            _ if of_each && counted => (key, Need::Existence),
+            _ if of_each => (key, Need::Nothing),
+            _ => (key, of_all),
+        })
+    }
+
     /// What must be known about its keys. A database whose keys are counted must know whether they
     /// exist.
     pub(crate) fn need(&self, counted: bool) -> Need {
@@ -190,15 +240,37 @@ impl Change {
             | Operation::SetRange(_)
             | Operation::Add(_)
             | Operation::AddFloat(_) => Need::Value,
-            Operation::Clear | Operation::DeleteRange | Operation::Sync => Need::Nothing,
+            Operation::Clear
+            | Operation::DeleteRange
+            | Operation::Sync
+            | Operation::Watch
+            | Operation::Unwatch
+            | Operation::ExecuteAlone => Need::Nothing,
+            // Each key has its own, see `need_of_step`.
+            Operation::Execute => Need::Value,
         }
     }
 
     /// The approximate memory it takes until it is answered: its batch, the notes on each key, and
     /// the value it builds, as far as that is known.
     pub(crate) fn weight(&self) -> usize {
-        let built = built_bytes_min(self.kind, self.len()).min(VALUE_BYTES_MAX);
-        self.len() + self.batch.count() as usize * KEY_BYTES + built
+        let built = self.built_bytes_min().min(VALUE_BYTES_MAX);
+        let steps = self.steps.as_ref().map_or(0, |steps| steps.weight());
+        self.len() + self.batch.count() as usize * KEY_BYTES + built + steps
+    }
+
+    /// The length of the values that it builds, as far as it alone tells.
+    pub(crate) fn built_bytes_min(&self) -> usize {
+        match &self.steps {
+            Some(steps) => steps.built_bytes_min(),
+            None => built_bytes_min(self.kind, self.len()),
+        }
+    }
+
+    /// Whether it builds values from short operands, or copies values.
+    pub(crate) fn builds(&self) -> bool {
+        matches!(self.kind, Operation::Append | Operation::SetRange(_))
+            || self.steps.as_ref().is_some_and(|steps| steps.built_bytes_min() > 0)
     }
 
     /// Whether it may leave a value that is not small.

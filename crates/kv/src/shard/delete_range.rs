@@ -19,8 +19,9 @@ use crate::shard::change::{Answer, Change};
 use crate::shard::turns::Connection;
 
 /// Keys counted between two checkpoints of the task.
-const KEYS_AT_ONCE: i64 = 128;
-const WRONG_ORDER: &str = "ERR MR.DELRANGE needs a database whose keys are in the order of bytes";
+pub(super) const KEYS_AT_ONCE: i64 = 128;
+pub(super) const WRONG_ORDER: &str =
+    "ERR MR.DELRANGE needs a database whose keys are in the order of bytes";
 
 /// What later changes must wait for.
 #[derive(Default)]
@@ -35,15 +36,18 @@ pub(super) enum Barrier {
 
 /// A range of keys.
 #[derive(Clone)]
-pub(super) struct KeyRange {
-    start: Vec<u8>,
+pub(crate) struct KeyRange {
+    pub start: Vec<u8>,
     /// Exclusive; `None` for the last key.
-    end: Option<Vec<u8>>,
+    pub end: Option<Vec<u8>>,
 }
 
 impl KeyRange {
+    /// All keys.
+    pub const ALL: Self = Self { start: Vec::new(), end: None };
+
     /// The range of a change of kind `DeleteRange`.
-    fn of(change: &mut Change) -> Option<KeyRange> {
+    pub fn of(change: &mut Change) -> Option<KeyRange> {
         let batch = WriteBatch::parse(change.batch.finish(0)).ok()?;
         match batch.ops().next()? {
             Ok((_, Op::DeleteRange { begin, end, .. })) => {
@@ -54,7 +58,7 @@ impl KeyRange {
         }
     }
 
-    fn has(&self, key: &[u8]) -> bool {
+    pub fn has(&self, key: &[u8]) -> bool {
         self.start[..] <= *key && self.end.as_deref().is_none_or(|end| key < end)
     }
 }
@@ -107,13 +111,16 @@ impl ShardState {
         });
     }
 
-    async fn remove(self: &Rc<Self>, range: KeyRange, connection: Connection) -> Answer {
+    /// Whether the keys are in the order of bytes.
+    pub(super) fn is_ascending(&self) -> bool {
         let families = self.reader.db().column_families();
-        let is_ascending = |order: &str| order == "leveldb.BytewiseComparator";
-        if !families
-            .iter()
-            .any(|family| family.id == self.family && is_ascending(&family.comparator))
-        {
+        families.iter().any(|family| {
+            family.id == self.family && family.comparator == "leveldb.BytewiseComparator"
+        })
+    }
+
+    async fn remove(self: &Rc<Self>, range: KeyRange, connection: Connection) -> Answer {
+        if !self.is_ascending() {
             return Answer::Failed(WRONG_ORDER.into());
         }
         self.submit();
@@ -128,6 +135,8 @@ impl ShardState {
             Ok(counted) => counted,
             Err(error) => return engine_answer(&error),
         };
+        // No watch of a key of the range begins meanwhile.
+        self.touch_existing(Some(&range)).await;
         if let Some(text) = &*self.failed.borrow() {
             return Answer::Failed(text.clone());
         }

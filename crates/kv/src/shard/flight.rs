@@ -47,10 +47,14 @@ impl ShardState {
         (target, answer): (AnswerTarget, Answer),
     ) {
         let ticket = self.ticket.get() + 1;
-        let small = matches!(answer, Answer::Integer(_) | Answer::Bulk(_) | Answer::Old(_));
+        let small = matches!(
+            answer,
+            Answer::Integer(_) | Answer::Bulk(_) | Answer::Old(_) | Answer::Executed(_)
+        );
         let gathered = &mut *self.gathered.borrow_mut();
         let mut overlay = self.overlay.borrow_mut();
         let mut known = self.known.borrow_mut();
+        let mut watches = self.watches.borrow_mut();
         for ((key, value), old) in entries(&mut batch).zip(old) {
             let print = self.print(key);
             // A key that the batch names twice has the state that the first operation left.
@@ -59,6 +63,7 @@ impl ShardState {
                 _ => old.exists(),
             };
             known.set(print, value.is_some());
+            watches.touch(print);
             gathered.delta += i64::from(value.is_some()) - i64::from(before);
             let newest = match value {
                 None => Newest::Missing,
@@ -91,6 +96,8 @@ impl ShardState {
         if batch.is_empty() {
             return;
         }
+        let batch =
+            if lsm::mutant("transactions_are_divided") { self.divide(batch) } else { batch };
         let ticket = self.ticket.get() + 1;
         match self.writer.submit(batch, self.counted(delta)) {
             Ok(written) => {
@@ -108,6 +115,24 @@ impl ShardState {
                 }
             }
         }
+    }
+
+    /// A mutant: the first key of a batch is written by itself, in a group before the others.
+    fn divide(&self, mut batch: BatchWriter) -> BatchWriter {
+        let (mut first, mut rest) = (BatchWriter::new(), BatchWriter::new());
+        for (key, value) in entries(&mut batch) {
+            let part = if first.is_empty() { &mut first } else { &mut rest };
+            match value {
+                Some(value) => part.put(self.family, key, value),
+                None => part.delete(self.family, key),
+            }
+        }
+        if rest.is_empty() {
+            return first;
+        }
+        drop(self.writer.submit(first, self.counted(0)));
+        drop(self.writer.sync());
+        rest
     }
 
     /// Makes all earlier changes survive a power cut.

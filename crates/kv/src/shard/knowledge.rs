@@ -1,14 +1,17 @@
 //! The knowledge of a change's keys: looking it up, and reading the rest.
 
-use lsm::Value;
+use lsm::{Error, Kind, Value};
 
 use crate::shard::ShardState;
 use crate::shard::change::{Change, Need};
+use crate::shard::execute::TOO_MUCH;
 use crate::shard::modify::OldValue;
 use crate::shard::overlay::{Newest, Ticket};
 
 /// Keys of one change that are read together: each takes memory meanwhile.
 const READ_TOGETHER: usize = 256;
+/// The same where their values are read.
+const VALUES_TOGETHER: usize = 8;
 
 /// What is known about the keys of a change.
 pub(super) enum Knowledge {
@@ -23,12 +26,11 @@ pub(super) enum Knowledge {
 impl ShardState {
     /// Finds what is known about the keys of a change, without waiting.
     pub(super) fn look_up(&self, change: &mut Change) -> Knowledge {
-        let need = change.need(self.is_counted());
         let overlay = self.overlay.borrow();
         let mut all = Vec::with_capacity(change.batch.count() as usize);
         let mut complete = true;
         let known = self.known.borrow();
-        for (key, _) in change.entries() {
+        for (key, need) in change.needs(self.is_counted()) {
             if need == Need::Nothing {
                 all.push(OldValue::Unknown);
                 continue;
@@ -66,7 +68,6 @@ impl ShardState {
 
     /// Reads what is not known yet about the keys of a change whose turn it is.
     pub(super) async fn read(&self, change: &mut Change) -> lsm::Result<Vec<OldValue>> {
-        let need = change.need(self.is_counted());
         loop {
             let refusals = self.refusals.get();
             match self.look_up(change) {
@@ -76,27 +77,32 @@ impl ShardState {
                     self.changed.wait_until(|| self.landed.get() >= ticket).await
                 }
                 Knowledge::Partial(mut old) => {
-                    let (at, keys): (Vec<usize>, Vec<&[u8]>) = change
-                        .entries()
-                        .map(|(key, _)| key)
-                        .enumerate()
-                        .filter(|(at, _)| old[*at] == OldValue::Unknown)
-                        .unzip();
-                    for (at, keys) in at.chunks(READ_TOGETHER).zip(keys.chunks(READ_TOGETHER)) {
+                    let (mut existence, mut values) = (Vec::new(), Vec::new());
+                    for (at, (key, need)) in change.needs(self.is_counted()).enumerate() {
                         match need {
-                            Need::Existence => {
-                                let found = self.reader.contains(self.family, keys).await;
-                                for (at, found) in at.iter().zip(found) {
-                                    old[*at] =
-                                        if found? { OldValue::There } else { OldValue::Missing };
-                                }
-                            }
-                            _ => {
-                                let found = self.reader.multi_get(self.family, keys, None).await;
-                                for (at, found) in at.iter().zip(found) {
-                                    old[*at] = old_state(found?, need);
-                                }
-                            }
+                            _ if old[at] != OldValue::Unknown => {}
+                            Need::Nothing => {}
+                            Need::Existence => existence.push((at, key)),
+                            Need::Value => values.push((at, key)),
+                        }
+                    }
+                    for some in existence.chunks(READ_TOGETHER) {
+                        let keys: Vec<&[u8]> = some.iter().map(|(_, key)| *key).collect();
+                        let found = self.reader.contains(self.family, &keys).await;
+                        for ((at, _), found) in some.iter().zip(found) {
+                            old[*at] = if found? { OldValue::There } else { OldValue::Missing };
+                        }
+                    }
+                    let mut bytes = 0;
+                    for some in values.chunks(VALUES_TOGETHER) {
+                        let keys: Vec<&[u8]> = some.iter().map(|(_, key)| *key).collect();
+                        let found = self.reader.multi_get(self.family, &keys, None).await;
+                        for ((at, _), found) in some.iter().zip(found) {
+                            old[*at] = old_state(found?, Need::Value);
+                            bytes += old[*at].len();
+                        }
+                        if values.len() > 1 && bytes > self.transaction_bytes_max() {
+                            return Err(Error::new(Kind::Memory, TOO_MUCH));
                         }
                     }
                     // After a refusal the knowledge may be wrong.

@@ -17,30 +17,39 @@ use crate::shard::knowledge::Knowledge;
 use crate::shard::modify::{self, OldValue, Write};
 
 /// Largest batch of the engine.
-const BATCH_BYTES_MAX: usize = 256 << 20;
+pub(super) const BATCH_BYTES_MAX: usize = 256 << 20;
 /// A change of up to this size goes to the engine together with others.
 const GATHERED_EACH_BYTES: usize = 1024;
 /// Bytes of changes that go to the engine without waiting for more.
 const GATHERED_BYTES: usize = 64 * 1024;
 
 /// What a change writes, and its answer.
-struct MadeChange {
+pub(super) struct MadeChange {
     /// `None` if there is nothing to write.
-    batch: Option<BatchWriter>,
-    answer: Answer,
+    pub batch: Option<BatchWriter>,
+    pub answer: Answer,
     /// Length of the value that was built here.
-    built_bytes: usize,
+    pub built_bytes: usize,
 }
 
 impl ShardState {
     /// Makes a change now, or queues it.
     pub(super) fn begin(self: &Rc<Self>, mut change: Change, target: AnswerTarget) {
+        if lsm::mutant("watches_are_checked_early")
+            && let Some(steps) = change.steps.as_mut().filter(|steps| steps.watching)
+        {
+            steps.watching = false;
+            if self.watches.borrow_mut().take_conflict(target.answers.connection) {
+                return self.answer_in_turn(target, Answer::Conflict);
+            }
+        }
         if self.is_held(&mut change, &target) {
             return self.hold(change, target);
         }
         match change.kind {
             Operation::Clear => return self.clear(target),
             Operation::DeleteRange => return self.delete_range(change, target),
+            Operation::ExecuteAlone => return self.execute_alone(change, target),
             _ => {}
         }
         let awaited = self.jobs.get() > 0 && {
@@ -70,6 +79,7 @@ impl ShardState {
         let shard = self.clone();
         self.core.spawn(Class::Foreground, async move {
             shard.changed.wait_until(|| shard.is_idle()).await;
+            shard.touch_existing(None).await;
             let cleared = match shard.writer.clear(shard.family) {
                 Ok(written) => written.await,
                 Err(error) => Err(error),
@@ -88,13 +98,27 @@ impl ShardState {
 
     /// Makes a change whose old values are known.
     pub(super) fn make(&self, change: Change, mut old: Vec<OldValue>, target: AnswerTarget) {
-        if change.kind == Operation::Sync {
-            return self.sync(target);
+        let connection = target.answers.connection;
+        match change.kind {
+            Operation::Sync => return self.sync(target),
+            Operation::Watch => return self.watch(change, target),
+            Operation::Unwatch => {
+                self.watches.borrow_mut().end(connection);
+                return self.answer_in_turn(target, Answer::Ok);
+            }
+            _ => {}
         }
         if let Some(text) = &*self.failed.borrow() {
             return self.answer_in_turn(target, Answer::Failed(text.clone()));
         }
-        let MadeChange { batch, answer, built_bytes } = self.compute(change, &mut old);
+        let made = match change.kind {
+            Operation::Execute => self.execute(change, &mut old, connection),
+            _ => Ok(self.compute(change, &mut old)),
+        };
+        let MadeChange { batch, answer, built_bytes } = match made {
+            Ok(made) => made,
+            Err(refusal) => return self.answer_in_turn(target, refusal),
+        };
         match batch {
             Some(batch) if batch.len() > BATCH_BYTES_MAX => {
                 let text = format!(
@@ -119,7 +143,7 @@ impl ShardState {
 
     /// Computes what a change writes and how it is answered. `old` becomes the state before the
     /// batch that is written.
-    fn compute(&self, mut change: Change, old: &mut Vec<OldValue>) -> MadeChange {
+    pub(super) fn compute(&self, mut change: Change, old: &mut Vec<OldValue>) -> MadeChange {
         let (batch, answer) = match change.kind {
             Operation::Put => (Some(change.batch), Answer::Ok),
             Operation::PutIfNone if old.iter().any(OldValue::exists) => (None, Answer::Integer(0)),
@@ -166,14 +190,12 @@ impl ShardState {
 
     /// Whether one more value may be built.
     pub(super) fn has_room(&self, change: &Change) -> bool {
-        !matches!(change.kind, Operation::Append | Operation::SetRange(_))
-            || self.built_bytes.get() <= self.built_bytes_max.get()
+        !change.builds() || self.built_bytes.get() <= self.built_bytes_max.get()
     }
 
     /// Takes room for the value that a change is about to build.
     pub(super) fn expect_built(&self, change: &Change) -> usize {
-        let bytes = modify::built_bytes_min(change.kind, change.len());
-        let expected = bytes.min(self.value_bytes_max.get());
+        let expected = change.built_bytes_min().min(self.value_bytes_max.get());
         self.built_bytes.set(self.built_bytes.get() + expected);
         expected
     }

@@ -11,7 +11,9 @@
 //!    connection, the change becomes a [`job`]: it joins the queues of all its keys, reads when it
 //!    is first at each of them, and is made when it is the first of its connection ([`turns`]). So
 //!    a connection's changes read at the same time and are made one after the other. `FLUSHDB` and
-//!    `MR.DELRANGE` ([`delete_range`]) hold later changes back until they are made.
+//!    `MR.DELRANGE` ([`delete_range`]) hold later changes back until they are made. A transaction
+//!    ([`execute`]) is one change of all its keys; one that concerns keys which it does not name
+//!    ([`alone`]) holds later changes back, too. [`watches`] knows which connections watch a key.
 //! 4. When the engine reports that a batch is durable and visible, its answers are ready. An answer
 //!    that needed no write waits for all writes before it, because it may depend on them. When all
 //!    commands of a parcel have theirs ([`answers`]), the answers are sent back.
@@ -29,9 +31,11 @@
 //!
 //! Uses `client` and `command`; `mailbox` also uses `core`, in the circle that `core` names.
 
+pub(crate) mod alone;
 mod answers;
 pub(crate) mod change;
-mod delete_range;
+pub(crate) mod delete_range;
+pub(crate) mod execute;
 mod flight;
 mod job;
 mod knowledge;
@@ -42,6 +46,7 @@ mod modify;
 mod overlay;
 pub(crate) mod parcel;
 pub(crate) mod turns;
+mod watches;
 
 use std::cell::{Cell, OnceCell, RefCell};
 use std::collections::{BTreeSet, VecDeque};
@@ -68,6 +73,7 @@ use crate::shard::known::{Fingerprint, KnownKeys};
 use crate::shard::overlay::{Overlay, Ticket};
 use crate::shard::parcel::{AnswerSlot, Answered};
 use crate::shard::turns::{Connection, Turns};
+use crate::shard::watches::Watches;
 
 /// Longest value that the overlay keeps for the next change of its key.
 const KEPT_BYTES_MAX: usize = 1024;
@@ -104,6 +110,7 @@ struct ShardState {
     family: CfId,
     overlay: RefCell<Overlay<Job>>,
     known: RefCell<KnownKeys>,
+    watches: RefCell<Watches>,
     /// Seed of the keys' hashes, so that clients cannot choose keys that collide.
     seed: u64,
     /// Small changes made in this turn, which go to the engine as one batch at its end.
@@ -167,6 +174,10 @@ pub struct ShardStats {
     pub save_failed: bool,
     /// Whether the last write was refused by the engine.
     pub write_failed: bool,
+    /// Keys that connections watch, each counted once for every connection.
+    pub watched_keys: u64,
+    /// Connections that watch keys.
+    pub watching_clients: u64,
 }
 
 impl Shard {
@@ -197,6 +208,7 @@ impl Shard {
             family,
             overlay: RefCell::default(),
             known: RefCell::new(KnownKeys::new(known_bytes, is_empty)),
+            watches: RefCell::default(),
             seed: core.random_u64(),
             gathered: RefCell::default(),
             flights: RefCell::default(),
@@ -290,6 +302,7 @@ impl Shard {
             shard.changed.wait_until(|| shard.is_idle()).await;
             let done = shard.writer.finish_ingestion(ingestion).await;
             shard.known.borrow_mut().forget();
+            shard.watches.borrow_mut().touch_all();
             shard.set_barrier(Barrier::None, None);
             done
         };
@@ -392,6 +405,8 @@ impl Shard {
             unsaved: self.0.unsaved.get(),
             save_failed: self.0.save_failed.get(),
             write_failed: self.0.write_failed.get(),
+            watched_keys: self.0.watches.borrow().keys() as u64,
+            watching_clients: self.0.watches.borrow().connections() as u64,
             ..self.0.stats.get()
         }
     }

@@ -143,7 +143,11 @@ pub(crate) fn modify(
         | Operation::Delete
         | Operation::Clear
         | Operation::DeleteRange
-        | Operation::Sync => {
+        | Operation::Sync
+        | Operation::Watch
+        | Operation::Unwatch
+        | Operation::Execute
+        | Operation::ExecuteAlone => {
             unreachable!("not a change of one key that depends on its value")
         }
     }

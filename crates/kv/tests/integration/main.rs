@@ -3,4 +3,5 @@
 mod order;
 mod simulated;
 mod stage;
+mod transactions;
 mod writes;

@@ -895,72 +895,92 @@ fn a_damaged_block_refuses_the_commands_that_need_it_and_no_others() {
     });
 }
 
-/// A client that pipelines a transaction receives the refusal after it has sent all of it.
+/// The replies to commands that concern keys which they do not name.
+const INSIDE: &str = "Array([Integer(1), Simple([79, 75]), Integer(1), Array([Bulk([102]), Bulk([51]), Bulk([100]), \
+                      Bulk([49])]), Array([Bulk([100])]), Integer(1), Simple([79, 75]), Array([Bulk([97])]), \
+                      Integer(2), Integer(1)])";
+
 #[test]
-fn commands_after_multi_are_not_executed_until_exec_or_discard() {
+fn commands_after_multi_are_queued_until_exec_or_discard() {
     stage(6, Durability::Process, |core, stage| async move {
         if core.id() != 1 {
             return;
         }
         let mut client = Client::connect(&core, &stage.world);
-        let absent = "ERR transactions are not there yet";
-        let not_executed = "ERR not executed";
         let count = "ERR wrong number of arguments for";
+        let aborted = "EXECABORT Transaction discarded because of previous errors.";
         let pipeline = [
             ("SET a 1", "OK"),
-            ("MULTI", absent),
-            ("SET a 2", not_executed),
-            ("INCR n", not_executed),
+            ("MULTI", "OK"),
+            ("SET a 2", "QUEUED"),
+            ("INCR n", "QUEUED"),
             ("MULTI", "ERR MULTI calls can not be nested"),
             ("WATCH a", "ERR WATCH inside MULTI is not allowed"),
-            ("UNWATCH", not_executed),
-            ("HELLO 3", not_executed),
-            ("CLIENT REPLY OFF", not_executed),
-            ("CLIENT SETNAME x", not_executed),
-            ("SHUTDOWN", not_executed),
-            ("FLUSHALL", not_executed),
-            ("GET a", not_executed),
+            ("UNWATCH", "QUEUED"),
+            ("CLIENT SETNAME x", "QUEUED"),
+            ("SHUTDOWN", "ERR Command not allowed inside a transaction"),
+            ("SCAN 0", "ERR SCAN and RANDOMKEY are not executed inside"),
+            ("FLUSHALL", "QUEUED"),
             ("SET a", count),
             ("NONSENSE", "ERR unknown command"),
-            ("EXEC", "EXECABORT Transaction discarded because of previous errors."),
+            ("EXEC", aborted),
             ("GET a", "1"),
             ("CLIENT GETNAME", ""),
             ("EXEC", "ERR EXEC without MULTI"),
             ("DISCARD", "ERR DISCARD without MULTI"),
-            ("WATCH a", absent),
-            ("UNWATCH", "OK"),
             ("MULTI x", count),
             ("SET a 3", "OK"),
-            ("MULTI", absent),
-            ("SET a 4", not_executed),
-            ("DISCARD x", count),
-            ("SET a 5", not_executed),
+            ("MULTI", "OK"),
+            ("SET a 4", "QUEUED"),
             ("DISCARD", "OK"),
             ("GET a", "3"),
-            ("MULTI", absent),
-            ("DEL a", not_executed),
+            ("MULTI", "OK"),
+            ("DEL a", "QUEUED"),
             ("EXEC x", "EXECABORT Transaction discarded because of: wrong number of arguments"),
             ("GET a", "3"),
-            ("MULTI", absent),
-            ("DEL a", not_executed),
+            ("WATCH a", "OK"),
+            ("SET a 5", "OK"),
+            ("UNWATCH", "OK"),
+            ("MULTI", "OK"),
+            ("APPEND a 6", "QUEUED"),
+            ("EXEC", "Array([Integer(2)])"),
+            ("MULTI", "OK"),
+            ("MR.DELRANGE [a [b", "QUEUED"),
+            ("MSET d 1 e 2 f 3", "QUEUED"),
+            ("DEL e", "QUEUED"),
+            ("MR.RANGE - + REVERSE", "QUEUED"),
+            ("KEYS [d-e]", "QUEUED"),
+            ("MR.DELRANGE (d +", "QUEUED"),
+            ("SET a 56", "QUEUED"),
+            ("MR.RANGE - + LIMIT 1 NOVALUES", "QUEUED"),
+            ("DBSIZE", "QUEUED"),
+            ("DEL d", "QUEUED"),
+            ("EXEC", INSIDE),
+            ("MULTI", "OK"),
+            ("DEL a", "QUEUED"),
             ("RESET", "RESET"),
-            ("SET a 6", "OK"),
+            ("GET a", "56"),
+            ("WATCH a b", "OK"),
+            ("SET b 1", "OK"),
+            ("MULTI", "OK"),
+            ("DEL a", "QUEUED"),
+            ("EXEC", ""),
         ];
-        let silent = "CLIENT REPLY OFF\r\nMULTI\r\nDEL a\r\nEXEC\r\nCLIENT REPLY ON\r\n";
+        let silent = "CLIENT REPLY OFF\r\nMULTI\r\nINCR n\r\nEXEC\r\nCLIENT REPLY ON\r\n";
         let skipped = "CLIENT REPLY SKIP\r\nMULTI\r\nDEL a\r\nGET a\r\nQUIT\r\nDEL a\r\n";
         let mut request: String =
             pipeline.iter().map(|(command, _)| format!("{command}\r\n")).collect();
         request += silent;
         request += skipped;
         client.send(request.into_bytes()).await.unwrap();
-        let ok =
-            [("silence", "OK"), ("DEL a", not_executed), ("GET a", not_executed), ("QUIT", "OK")];
+        let ok = [("silence", "OK"), ("DEL a", "QUEUED"), ("GET a", "QUEUED"), ("QUIT", "OK")];
         for (command, expected) in pipeline.into_iter().chain(ok) {
             let reply = client.reply().await.expect("there is a reply");
             let said = match &reply {
                 Reply::Error(said) | Reply::Simple(said) => {
                     String::from_utf8_lossy(said).into_owned()
                 }
+                Reply::Array(_) => format!("{reply:?}"),
                 other => text(other),
             };
             assert!(said.starts_with(expected), "{command}: {said} instead of {expected}");
@@ -968,8 +988,9 @@ fn commands_after_multi_are_not_executed_until_exec_or_discard() {
         }
         assert!(client.reply().await.is_err(), "it is closed");
         let mut other = Client::connect(&core, &stage.world);
-        assert_eq!(text(&other.call(&["GET", "a"]).await), "6");
-        assert_eq!(integer(&other.call(&["DBSIZE"]).await), 1);
+        assert_eq!(text(&other.call(&["GET", "a"]).await), "56");
+        assert_eq!(text(&other.call(&["GET", "n"]).await), "1");
+        assert_eq!(integer(&other.call(&["DBSIZE"]).await), 3);
     });
 }
 

@@ -73,7 +73,10 @@ pub struct Snapshot {
 
 impl Snapshot {
     /// The largest sequence number that it sees.
-    pub(crate) fn sequence(&self) -> Result<u64> {
+    ///
+    /// # Errors
+    /// [`Kind::Expired`] if it was held for too long, or the database was cleared.
+    pub fn sequence(&self) -> Result<u64> {
         if self.registry.core.now_ns() > self.until_ns {
             return Err(Error::new(Kind::Expired, "the snapshot is older than an hour"));
         }

@@ -31,6 +31,7 @@ use crate::mutant::mutant;
 use crate::options::WriteOptions;
 use crate::version::Version;
 use crate::write::blob_garbage;
+use crate::write::conflict::{self, GroupKeys};
 use crate::write::ingest::{self, Ingesting};
 use crate::write::job;
 use crate::write::retry::Task;
@@ -204,6 +205,7 @@ impl Commit<'_> {
                 let mut ids: Vec<u32> = group.iter().filter_map(Pending::clears).collect();
                 ids.sort_unstable();
                 ids.dedup();
+                state.flushes.known_from.set(visible);
                 self.clear(&ids).await?;
             }
             Some(Request::Sync) => self.sync().await?,
@@ -214,6 +216,7 @@ impl Commit<'_> {
             Some(Request::Ingest(ingesting)) => {
                 let ingesting = ingesting.clone();
                 self.ingest(&ingesting).await?;
+                state.flushes.known_from.set(state.db.visible());
             }
             Some(Request::ListFiles(answer)) => {
                 let listed = self.list_files().await;
@@ -690,7 +693,7 @@ pub(crate) fn batches(
     group: &mut [Pending],
 ) -> impl Iterator<Item = (&mut rocksfmt::BatchWriter, Option<i64>)> {
     group.iter_mut().filter_map(|pending| match &mut pending.request {
-        Request::Batch { batch, keys } => Some((batch, *keys)),
+        Request::Batch { batch, keys, .. } => Some((batch, *keys)),
         _ => None,
     })
 }
@@ -710,6 +713,7 @@ fn answer(group: &[Pending], result: Result<u64>) -> Result<()> {
 fn take_group(state: &WriteState, group: &mut Vec<Pending>) {
     let mut queue = state.queue.requests.borrow_mut();
     let mut bytes = 0;
+    let mut written = GroupKeys::default();
     while let Some(next) = queue.front() {
         let joins = match (group.first().map(|first| &first.request), &next.request) {
             (None, _) | (Some(Request::Clear(_)), Request::Clear(_)) => true,
@@ -721,10 +725,20 @@ fn take_group(state: &WriteState, group: &mut Vec<Pending>) {
         if !joins {
             return;
         }
-        if let Request::Batch { batch, .. } = &next.request {
+        let Some(next) = queue.pop_front() else { return };
+        if let Request::Batch { batch, condition, .. } = &next.request {
+            let conflict = condition.as_ref().map(|condition| {
+                let listed = written.listed;
+                batches(group).skip(listed).try_for_each(|(batch, _)| written.list(batch))?;
+                conflict::find(state, condition, &written).map_or(Ok(()), Err)
+            });
+            if let Some(Err(error)) = conflict {
+                next.done.set(Err(error));
+                continue;
+            }
             bytes += batch.len();
         }
-        group.extend(queue.pop_front());
+        group.push(next);
     }
 }
 

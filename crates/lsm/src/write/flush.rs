@@ -257,6 +257,8 @@ pub(crate) async fn install(
     last: bool,
 ) -> Result<()> {
     let turn = state.manifest_turn().await?;
+    let known_from = &state.flushes.known_from;
+    known_from.set(known_from.get().max(generation.last_sequence));
     // Families that were cleared or dropped meanwhile.
     let version = state.db.version();
     let is_there = |id| version.families.place(id).is_some();

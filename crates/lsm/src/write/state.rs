@@ -24,6 +24,7 @@ use crate::write::backpressure::{Paces, Unnotified};
 use crate::write::blob_gc::BlobGc;
 use crate::write::blob_writer::Blobs;
 use crate::write::compaction::{self, Merges};
+use crate::write::conflict::Unwritten;
 use crate::write::ingest::Ingesting;
 use crate::write::manifest_turn::SharedManifest;
 use crate::write::manifest_writer::ManifestWriter;
@@ -82,6 +83,8 @@ pub(crate) struct Flushes {
     pub done: Cell<u64>,
     /// How full the memtables are that are written to: 1 for full.
     pub filled: Cell<f64>,
+    /// All that was written after this sequence number is in memtables.
+    pub known_from: Cell<u64>,
 }
 
 /// Memory for memtables that another core has touched.
@@ -111,6 +114,8 @@ pub(crate) enum Request {
         batch: BatchWriter,
         /// The change of the number of keys, if it is known.
         keys: Option<i64>,
+        /// It is written only if this holds.
+        condition: Option<Box<Unwritten>>,
     },
     /// Clear a column family.
     Clear(u32),

@@ -37,6 +37,7 @@ use crate::write::blob_gc;
 use crate::write::blob_writer;
 use crate::write::commit;
 use crate::write::compaction;
+use crate::write::conflict::Unwritten;
 use crate::write::flush;
 use crate::write::manifest_writer::ManifestWriter;
 use crate::write::next_log;
@@ -190,6 +191,7 @@ impl Writer {
     /// the writes that were recovered into memory, if it is known. Suspends for the disk.
     pub(crate) async fn start(&self, keys: Option<i64>) -> Result<()> {
         let (state, db) = (&self.0, &self.0.db);
+        state.flushes.known_from.set(db.visible());
         let log = match commit::first_log(state).await {
             Ok(log) => Some(log),
             // The first write retries.
@@ -310,7 +312,34 @@ impl Writer {
             done.set(Ok(self.0.db.visible()));
             return Ok(Written(done));
         }
-        self.request(Request::Batch { batch, keys })
+        self.request(Request::Batch { batch, keys, condition: None })
+    }
+
+    /// As [`Writer::submit`], but the batch is written only if some keys have not been written since
+    /// a moment: an optimistic transaction reads at a snapshot, and then submits its writes under
+    /// the condition that nobody has written what it has read.
+    ///
+    /// # Errors
+    /// Those of [`Writer::submit`]. The future resolves to [`Kind::Conflict`] if a key was written,
+    /// or if the moment is so long ago that this is not known any more: the memtables of that time
+    /// have become tables, or a family was cleared. Then nothing was written.
+    pub fn submit_if(
+        &self,
+        mut batch: BatchWriter,
+        keys: Option<i64>,
+        condition: Unwritten,
+    ) -> Result<Written> {
+        let version = self.0.db.version();
+        condition.families().try_for_each(|family| version.family(family).map(drop))?;
+        if batch.len() > BATCH_BYTES_MAX {
+            let text = format!("a batch of {} bytes, at most {BATCH_BYTES_MAX}", batch.len());
+            return Err(Error::new(Kind::Memory, text));
+        }
+        self.check(batch.finish(0))?;
+        if let Some(keys) = keys {
+            batch.note_keys(keys);
+        }
+        self.request(Request::Batch { batch, keys, condition: Some(Box::new(condition)) })
     }
 
     /// Removes all that was written to a column family before. Writes that are submitted later

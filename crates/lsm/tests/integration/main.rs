@@ -10,6 +10,7 @@ mod closing;
 mod column_families;
 mod common;
 mod compaction;
+mod conditions;
 mod copies;
 mod failing_tables;
 mod fairness;

@@ -100,7 +100,7 @@ pub fn explain(path: &Path, error: &lsm::Error) -> Error {
         }
         lsm::Kind::Memory => Error::new(Kind::System, what)
             .hint("large values, and what is done with many of them, need more --memory"),
-        lsm::Kind::Io | lsm::Kind::Expired => Error::new(Kind::System, what),
+        lsm::Kind::Io | lsm::Kind::Expired | lsm::Kind::Conflict => Error::new(Kind::System, what),
     }
 }
 

@@ -17,6 +17,29 @@ use crate::read::stream::{LookupStream, Rest, Stream};
 use crate::shard::change::Answer as WriteAnswer;
 use crate::shard::parcel::AnswerRun;
 
+/// Writes the reply of an answer of the shard.
+pub(crate) fn write_answer(answer: &WriteAnswer, writer: &mut Writer<'_>) {
+    match answer {
+        WriteAnswer::Ok => writer.ok(),
+        WriteAnswer::Null | WriteAnswer::Old(None) => writer.null(),
+        WriteAnswer::Integer(value) => writer.integer(*value),
+        WriteAnswer::Bulk(value) | WriteAnswer::Old(Some(value)) => writer.bulk(value),
+        WriteAnswer::Values(values) => {
+            writer.array(values.len());
+            for value in values {
+                match value {
+                    Some(value) => writer.bulk(value),
+                    None => writer.null(),
+                }
+            }
+        }
+        WriteAnswer::Refused(text) => writer.error(text),
+        WriteAnswer::Failed(text) => writer.error(text),
+        // The connection of a transaction has taken these apart.
+        WriteAnswer::Executed(_) | WriteAnswer::Conflict | WriteAnswer::Larger(_) => writer.null(),
+    }
+}
+
 /// The result of one look at the reply at the front of the queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Progress {
@@ -72,6 +95,7 @@ impl Replies {
             PendingReply::Piece(_) => self.collect_piece(cx),
             PendingReply::Parked(_) => self.resume_parked(),
             PendingReply::Written { .. } => self.collect_written(cx),
+            PendingReply::Executing { .. } => self.collect_executed(cx),
         }
     }
 
@@ -263,6 +287,17 @@ impl Replies {
         Progress::Moved
     }
 
+    fn collect_executed(&mut self, cx: &mut Context<'_>) -> Progress {
+        let Some(PendingReply::Executing { slot, admitted }) = self.pending.front_mut() else {
+            return Progress::Pending;
+        };
+        let Poll::Ready(answers) = slot.poll(cx) else { return Progress::Pending };
+        let answer = answers.into_iter().next().map_or(WriteAnswer::Null, |run| run.answer);
+        self.executed = Some((answer, admitted.take()));
+        self.pending.pop_front();
+        Progress::Moved
+    }
+
     /// Drops values that have been found and have to wait for a client: they would keep the
     /// engine's blocks and memtables for as long. They are read again when their turn has come.
     fn drop_found(&mut self, cx: &mut Context<'_>) {
@@ -328,14 +363,7 @@ impl Replies {
             }
             let mut writer = Writer::new(self.output.tail(), protocol);
             for _ in 0..commands {
-                match &answer {
-                    WriteAnswer::Ok => writer.ok(),
-                    WriteAnswer::Null | WriteAnswer::Old(None) => writer.null(),
-                    WriteAnswer::Integer(value) => writer.integer(*value),
-                    WriteAnswer::Bulk(value) | WriteAnswer::Old(Some(value)) => writer.bulk(value),
-                    WriteAnswer::Refused(text) => writer.error(text),
-                    WriteAnswer::Failed(text) => writer.error(text),
-                }
+                write_answer(&answer, &mut writer);
             }
         }
     }

@@ -34,7 +34,10 @@ use crate::core::state::CoreState;
 use crate::read::small;
 use crate::read::stream::{KEYS_PER_LOOKUP, LookupStream, Stream};
 use crate::settings::Settings;
+use crate::shard::change::Answer;
+use crate::shard::parcel::AnswerSlot;
 
+pub(crate) use crate::connection::replies::collect::write_answer;
 pub(crate) use crate::connection::replies::pending::{Length, SmallReply, Written};
 
 /// Concurrent reads that are allowed however large the values are.
@@ -88,6 +91,8 @@ pub(crate) struct Replies {
     slow: bool,
     /// Memory taken for the next command's reply.
     reserved: Option<Share>,
+    /// The answer to the transaction that was in flight, and the memory taken for its replies.
+    executed: Option<(Answer, Option<Share>)>,
 }
 
 impl Drop for Replies {
@@ -123,6 +128,7 @@ impl Replies {
             own_reads: state.reads.share(),
             slow: false,
             reserved: None,
+            executed: None,
         }
     }
 
@@ -192,7 +198,7 @@ impl Replies {
 
     /// Whether replies are still being made.
     pub fn is_busy(&self) -> bool {
-        !self.pending.is_empty()
+        !self.pending.is_empty() || self.executed.is_some()
     }
 
     /// Whether a read is in progress.
@@ -369,6 +375,25 @@ impl Replies {
         self.writes_long += usize::from(written.leaves_long);
         let admitted = self.reserved.take();
         self.pending.push_back(PendingReply::Written { written, admitted });
+    }
+
+    /// Waits for the answer to a transaction; see [`Replies::take_executed`].
+    pub fn execute(&mut self, slot: Rc<AnswerSlot>) {
+        let admitted = self.reserved.take();
+        self.pending.push_back(PendingReply::Executing { slot, admitted });
+    }
+
+    /// Whether the answer to a transaction has come.
+    pub fn has_executed(&self) -> bool {
+        self.executed.is_some()
+    }
+
+    /// The answer to a transaction, if it has come. The memory for its replies is that of the next
+    /// reply.
+    pub fn take_executed(&mut self) -> Option<Answer> {
+        let (answer, admitted) = self.executed.take()?;
+        self.reserved = admitted;
+        Some(answer)
     }
 
     /// Appends the reply of a task, unless the client wants none. The task counts as a read until

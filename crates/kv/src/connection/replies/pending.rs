@@ -48,6 +48,8 @@ pub(super) enum PendingReply {
     Parked(Box<Stream>),
     /// The shard's answers to a parcel of writes.
     Written { written: Written, admitted: Option<Share> },
+    /// The answer to a transaction, which is not a reply yet.
+    Executing { slot: Rc<AnswerSlot>, admitted: Option<Share> },
 }
 
 impl PendingReply {
@@ -57,6 +59,7 @@ impl PendingReply {
             Self::Get { admitted, .. }
             | Self::MultiGet { admitted, .. }
             | Self::Written { admitted, .. }
+            | Self::Executing { admitted, .. }
             | Self::Task { admitted, .. } => admitted.is_some(),
             Self::Piece(_) => true,
             Self::Parked(stream) => stream.holds_room(),
@@ -75,7 +78,8 @@ impl PendingReply {
             Self::MultiGet { task, .. } => task.cancel(),
             Self::Task { task, .. } => task.cancel(),
             Self::Piece(task) => task.cancel(),
-            Self::Ready(_) | Self::Deferred { .. } | Self::Parked(_) | Self::Written { .. } => {}
+            Self::Ready(_) | Self::Deferred { .. } | Self::Parked(_) => {}
+            Self::Written { .. } | Self::Executing { .. } => {}
         }
     }
 }

@@ -1,6 +1,8 @@
 //! Shared by the tests of the server in a simulated world: a node without information, and a
 //! client.
 
+pub mod transactions;
+
 use std::io;
 use std::net::SocketAddr;
 
