@@ -34,6 +34,12 @@ fn main() -> Result<(), Box<dyn Error>> {
 
 /// Core 0: opens the database, fills it, and lets all cores read.
 async fn lead(core: &Core, path: &Path) -> lsm::Result<u32> {
+    match core.create_dir(path).await {
+        Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => {
+            return Err(lsm::Error::io(path.display(), &error));
+        }
+        _ => {}
+    }
     let options = OpenOptions { cache_bytes: 32 << 20, ..OpenOptions::default() };
     let (db, writer) = Db::open_for_writing(core, path, options, WriteOptions::default()).await?;
     let mut batch = BatchWriter::new();
