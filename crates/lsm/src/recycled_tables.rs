@@ -142,12 +142,16 @@ impl RecycledTables {
                 dir.open_unshared(&old, Mode::Direct).await
             };
             match opened {
-                Ok(opened) => {
-                    dir.rename(&old, name).await?;
-                    self.rewritten.fetch_add(1, Ordering::Relaxed);
-                    file = Some(opened);
-                    break;
-                }
+                Ok(opened) => match dir.rename(&old, name).await {
+                    Ok(()) => {
+                        self.rewritten.fetch_add(1, Ordering::Relaxed);
+                        file = Some(opened);
+                        break;
+                    }
+                    // The search for old logs has removed it: it was in no list for a moment.
+                    Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                    Err(error) => return Err(error),
+                },
                 // Another process has removed it.
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}
                 Err(_) => refused.push(recycled),

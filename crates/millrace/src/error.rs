@@ -25,6 +25,8 @@ pub enum ErrorKind {
     Full,
     /// The operation needs more memory than [`Options::memory`](crate::Options::memory) allows.
     Memory,
+    /// A key that the write depends on was written meanwhile. Nothing was written.
+    Conflict,
     /// A snapshot was held longer than an hour, or too many are held.
     Expired,
     /// A RocksDB older than 7.8 wrote the database last. It could not read what is written here;
@@ -50,6 +52,7 @@ impl From<lsm::Kind> for ErrorKind {
             lsm::Kind::Io => ErrorKind::Io,
             lsm::Kind::Full => ErrorKind::Full,
             lsm::Kind::Memory => ErrorKind::Memory,
+            lsm::Kind::Conflict => ErrorKind::Conflict,
             lsm::Kind::Expired => ErrorKind::Expired,
             lsm::Kind::Older => ErrorKind::Older,
             lsm::Kind::UnknownColumnFamily => ErrorKind::UnknownColumnFamily,

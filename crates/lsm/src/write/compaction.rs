@@ -471,7 +471,17 @@ impl<'a> Compaction<'a> {
         }
         let Some(failed) = failed else { return Ok(all) };
         job::remove_made(&state.dir, all.metas().map(|meta| FileName::Sst(meta.number))).await;
+        // Tables that were cleared meanwhile may be gone: nothing is left to merge.
+        if !self.stands() {
+            return Err(Attempt::Merged);
+        }
         Err(self.attempt(failed))
+    }
+
+    /// Whether all inputs are still in their levels.
+    fn stands(&self) -> bool {
+        let newest = self.state.db.version();
+        self.plan.files().all(|(level, slot)| newest.is_at(&self.version, self.family, level, slot))
     }
 
     /// The result of the attempt when a part has no tables.
@@ -521,8 +531,7 @@ impl<'a> Compaction<'a> {
     async fn install(self, tables: MergedTables) -> Result<Attempt> {
         let Compaction { state, version, family, plan, .. } = &self;
         let turn = state.manifest_turn().await?;
-        let newest = state.db.version();
-        if !plan.files().all(|(level, slot)| newest.is_at(version, *family, level, slot)) {
+        if !self.stands() {
             // They were cleared meanwhile.
             drop(turn);
             state.remove_tables(tables.metas());

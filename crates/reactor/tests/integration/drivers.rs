@@ -4,6 +4,7 @@
 //! Each test runs once per driver, as `io_uring::NAME` and `epoll::NAME`. Where the system forbids
 //! io_uring, the tests of that driver print so and pass.
 #![expect(clippy::disallowed_methods, reason = "the outside of the reactor: files, clients, clock")]
+#![expect(clippy::disallowed_types, reason = "a lock shares a receiver with a computation")]
 
 use std::cell::{Cell, RefCell};
 use std::future::Future;
