@@ -65,7 +65,7 @@ fn number(answer: Answer) -> Result<u64, Failure> {
         Answer::Integer(number) => Ok(number.unsigned_abs()),
         Answer::Refused(text) => Err(Failure::new(text)),
         Answer::Failed(text) => Err(Failure::new(text)),
-        Answer::Ok | Answer::Null | Answer::Bulk(_) | Answer::Old(_) => Ok(0),
+        Answer::Ok | Answer::Null | Answer::Bulk(_) | Answer::Integers(_) | Answer::Old(_) => Ok(0),
     }
 }
 

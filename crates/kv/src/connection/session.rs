@@ -12,14 +12,17 @@ use resp::{Parser, Progress, Protocol, Writer};
 
 use crate::client::registry::Client;
 use crate::command::args::Args;
+use crate::command::bits::BitQuery;
 use crate::command::commands::{Access, Command, Hello, Login, Scan};
 use crate::command::describe::describe;
+use crate::command::fields;
 use crate::command::help;
 use crate::command::parse::{Parsed, Permissions, parse};
 use crate::command::refusal::Refusal;
 use crate::command::spec::CommandId;
 use crate::connection::outgoing::Outgoing;
 use crate::connection::replies::{Closing, Length, Replies, SmallReply};
+use crate::core::slow_log::Noted;
 use crate::core::state::CoreState;
 use crate::read::small::{self, ScanOrder};
 use crate::read::stream::{RangeStream, Stream};
@@ -48,6 +51,8 @@ pub(crate) struct Session {
     /// The command whose time is being measured, and since when.
     metered: Option<CommandId>,
     metered_from_ns: u64,
+    /// The command that is being executed, if it may belong into the slow log.
+    noted: Option<Noted>,
     /// A `MULTI` was refused; the commands after it are refused as well.
     pub(crate) after_multi: bool,
     /// Length of the command at the beginning of the input, if it waits for earlier commands.
@@ -79,6 +84,7 @@ impl Session {
             executed: 0,
             metered: None,
             metered_from_ns: 0,
+            noted: None,
             after_multi: false,
             held: None,
             waits_for_room: false,
@@ -304,9 +310,20 @@ impl Session {
             (Some(id), false) => self.meter(id),
             (None, _) => self.stop_meter(),
         }
+        if let Some(id) = id
+            && !rejected
+            && self.state.slow_log.times(id)
+        {
+            let now_ns = self.state.core.now_exact_ns();
+            self.noted = Some(Noted::new(args, &self.client, now_ns));
+        }
         match command {
             Ok(command) => self.execute_now(command),
             Err(refusal) => self.reply(|writer| refusal.write(writer)),
+        }
+        // It was not given to a task.
+        if let Some(noted) = self.noted.take() {
+            self.state.note_slow(noted);
         }
         self.replies.end_reservation();
         true
@@ -358,6 +375,7 @@ impl Session {
         Permissions {
             write: self.state.node.is_writable(),
             enter: self.entered || self.state.password.borrow().is_none(),
+            debug: self.state.node.settings().debug_commands,
         }
     }
 
@@ -407,6 +425,26 @@ impl Session {
             Command::ConfigResetStat => self.reset_stats(),
             Command::DbSize => self.db_size(),
             Command::Info(sections) => self.info(sections),
+            Command::Say(said) => self.reply(|writer| said.write(writer)),
+            Command::Time => self.time(),
+            Command::MemoryStats => self.memory_stats(),
+            Command::SlowLog(command) => self.slow_log(command),
+            Command::Debug(command) => self.debug(command),
+            Command::Dump(key) => {
+                let (state, key, protocol) = (self.state.clone(), key.to_vec(), self.protocol);
+                self.small(Length::Long, async move {
+                    small::dump(&state, &key, protocol).await.into()
+                });
+            }
+            Command::Lcs(a, b, options) => {
+                let (state, protocol) = (self.state.clone(), self.protocol);
+                let keys = [a.to_vec(), b.to_vec()];
+                self.small(Length::Long, async move {
+                    small::lcs(&state, keys, options, protocol).await.into()
+                });
+            }
+            Command::Bits(key, query) => self.bits(key, query),
+            Command::Fields(args) => self.fields(args),
             Command::Exists(keys) => {
                 let (state, keys) = (self.state.clone(), owned(keys));
                 let protocol = self.protocol;
@@ -437,13 +475,24 @@ impl Session {
         length: Length,
         make: impl Future<Output = SmallReply> + 'static,
     ) {
-        let task = self.state.core.spawn(Class::Foreground, make);
+        let task = match self.noted.take() {
+            None => self.state.core.spawn(Class::Foreground, make),
+            Some(noted) => {
+                let state = self.state.clone();
+                self.state.core.spawn(Class::Foreground, async move {
+                    let reply = make.await;
+                    state.note_slow(noted);
+                    reply
+                })
+            }
+        };
         self.replies.task(task, length, self.is_silent());
     }
 
     /// Sends the keys of a walk, and their values if wanted.
     fn walk(&mut self, walk: Walk, values: bool, limit: Option<u64>) {
         if !self.is_silent() {
+            self.replies.noted = self.noted.take();
             let stream = RangeStream::new(&self.state, walk, values, limit, self.protocol);
             self.replies.stream(Stream::Range(stream));
         }
@@ -458,6 +507,28 @@ impl Session {
             of_our_type: scan.of_our_type,
         };
         self.small(Length::Long, async move { small::scan(&state, order, protocol).await.into() });
+    }
+
+    fn bits(&mut self, key: &[u8], query: BitQuery) {
+        let (state, protocol) = (self.state.clone(), self.protocol);
+        if let Some(Ok(value)) = state.reader.get_cached(state.family, key) {
+            if small::is_quick(value.as_deref()) {
+                state.count_hit(value.is_some());
+                return self.reply(|writer| small::write_bits(value.as_deref(), query, writer));
+            }
+        }
+        let key = key.to_vec();
+        self.small(Length::Short, async move {
+            small::bits(&state, &key, query, protocol).await.into()
+        });
+    }
+
+    fn fields(&mut self, args: Args<'_>) {
+        let (state, key, protocol) = (self.state.clone(), args.get(1).to_vec(), self.protocol);
+        let operations = fields::parse(args).unwrap_or_default();
+        self.small(Length::Short, async move {
+            small::fields(&state, &key, operations, protocol).await.into()
+        });
     }
 
     fn db_size(&mut self) {

@@ -16,6 +16,7 @@ use crate::core::ask::{Posters, Questions};
 use crate::core::command_stats::AllCommandStats;
 use crate::core::node::NodeState;
 use crate::core::scan_table::ScanTable;
+use crate::core::slow_log::{Noted, SlowCommand, SlowLog};
 use crate::core::writes::Writes;
 use crate::password::Password;
 use crate::settings::{FAMILY, Settings};
@@ -58,6 +59,7 @@ pub(crate) struct CoreState {
     pub scans: RefCell<ScanTable>,
     pub stats: RefCell<KvStats>,
     pub commands: AllCommandStats,
+    pub slow_log: SlowLog,
     pub questions: Questions,
     pub writes: Writes,
     /// The password that clients must give, if any.
@@ -102,6 +104,7 @@ impl CoreState {
             scans: RefCell::new(ScanTable::new(core.id())),
             stats: RefCell::default(),
             commands: AllCommandStats::default(),
+            slow_log: SlowLog::default(),
             questions: Questions::default(),
             writes: Writes::new(shard),
             password: RefCell::new(node.settings().password.clone()),
@@ -136,6 +139,24 @@ impl CoreState {
     #[inline]
     pub fn count(&self, change: impl FnOnce(&mut KvStats)) {
         change(&mut self.stats.borrow_mut());
+    }
+
+    /// Adds a command that has ended to the slow log, if it took long.
+    pub fn note_slow(&self, noted: Noted) {
+        let time_us = self.core.now_exact_ns().saturating_sub(noted.from_ns) / 1000;
+        if self.slow_log.is_slow(time_us) {
+            let number = self.node.number_slow_command();
+            let unix_time_s = self.core.unix_time_ms() / 1000;
+            self.slow_log.add(SlowCommand { number, unix_time_s, time_us, noted });
+        }
+    }
+
+    /// Counts whether a command found its key.
+    pub fn count_hit(&self, found: bool) {
+        self.count(|stats| match found {
+            true => stats.hits += 1,
+            false => stats.misses += 1,
+        });
     }
 
     /// Unsent bytes that a connection may have when all connections together have `total`.

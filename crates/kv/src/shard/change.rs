@@ -50,6 +50,33 @@ pub(crate) enum Need {
     Value,
 }
 
+impl Need {
+    /// What a change of this kind must know about its key at position `at`. A database whose keys
+    /// are `counted` must know whether they exist.
+    pub(crate) fn of(kind: Operation, at: usize, counted: bool) -> Self {
+        match kind {
+            Operation::Put | Operation::PutIf { only: None, reply: PutReply::Ok } if !counted => {
+                Need::Nothing
+            }
+            Operation::Put | Operation::PutIfNone | Operation::Delete => Need::Existence,
+            Operation::PutIf { reply: PutReply::Old, .. } => Need::Value,
+            Operation::PutIf { .. } | Operation::Restore { .. } => Need::Existence,
+            // The first key is the one that gets the value.
+            Operation::Transfer(_) | Operation::Combine(_) if at == 0 => Need::Existence,
+            Operation::GetDelete
+            | Operation::Append
+            | Operation::SetRange(_)
+            | Operation::Add(_)
+            | Operation::AddFloat(_)
+            | Operation::SetBit { .. }
+            | Operation::Fields { .. }
+            | Operation::Combine(_)
+            | Operation::Transfer(_) => Need::Value,
+            Operation::Clear | Operation::DeleteRange | Operation::Sync => Need::Nothing,
+        }
+    }
+}
+
 /// The answer to a change.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Answer {
@@ -61,6 +88,8 @@ pub enum Answer {
     Integer(i64),
     /// A value.
     Bulk(Vec<u8>),
+    /// Numbers, or null in their place.
+    Integers(Vec<Option<i64>>),
     /// The old value, if any.
     Old(Option<Vec<u8>>),
     /// The change was refused, in Redis's words.
@@ -175,25 +204,6 @@ impl Change {
         self.batch.is_empty()
     }
 
-    /// What must be known about its keys. A database whose keys are counted must know whether they
-    /// exist.
-    pub(crate) fn need(&self, counted: bool) -> Need {
-        match self.kind {
-            Operation::Put | Operation::PutIf { only: None, reply: PutReply::Ok } if !counted => {
-                Need::Nothing
-            }
-            Operation::Put | Operation::PutIfNone | Operation::Delete => Need::Existence,
-            Operation::PutIf { reply: PutReply::Old, .. } => Need::Value,
-            Operation::PutIf { .. } => Need::Existence,
-            Operation::GetDelete
-            | Operation::Append
-            | Operation::SetRange(_)
-            | Operation::Add(_)
-            | Operation::AddFloat(_) => Need::Value,
-            Operation::Clear | Operation::DeleteRange | Operation::Sync => Need::Nothing,
-        }
-    }
-
     /// The approximate memory it takes until it is answered: its batch, the notes on each key, and
     /// the value it builds, as far as that is known.
     pub(crate) fn weight(&self) -> usize {
@@ -203,7 +213,8 @@ impl Change {
 
     /// Whether it may leave a value that is not small.
     pub(crate) fn may_leave_long_value(&self) -> bool {
-        matches!(self.kind, Operation::Append | Operation::SetRange(_))
+        self.kind.builds_value()
+            || matches!(self.kind, Operation::Combine(_))
             || self.len() > Settings::REPLY_BYTES_SMALL
     }
 
@@ -262,9 +273,9 @@ mod tests {
 
     #[test]
     fn a_plain_put_needs_no_knowledge_unless_keys_are_counted() {
-        assert_eq!(Change::put(b"a", b"1").need(false), Need::Nothing);
-        assert_eq!(Change::put(b"a", b"1").need(true), Need::Existence);
-        assert_eq!(Change::delete([&b"a"[..]]).need(false), Need::Existence);
-        assert_eq!(Change::of(Operation::Append).need(false), Need::Value);
+        assert_eq!(Need::of(Operation::Put, 0, false), Need::Nothing);
+        assert_eq!(Need::of(Operation::Put, 0, true), Need::Existence);
+        assert_eq!(Need::of(Operation::Delete, 0, false), Need::Existence);
+        assert_eq!(Need::of(Operation::Append, 0, false), Need::Value);
     }
 }

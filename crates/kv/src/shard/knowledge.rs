@@ -23,12 +23,13 @@ pub(super) enum Knowledge {
 impl ShardState {
     /// Finds what is known about the keys of a change, without waiting.
     pub(super) fn look_up(&self, change: &mut Change) -> Knowledge {
-        let need = change.need(self.is_counted());
+        let (kind, counted) = (change.kind, self.is_counted());
         let overlay = self.overlay.borrow();
         let mut all = Vec::with_capacity(change.batch.count() as usize);
         let mut complete = true;
         let known = self.known.borrow();
-        for (key, _) in change.entries() {
+        for (at, (key, _)) in change.entries().enumerate() {
+            let need = Need::of(kind, at, counted);
             if need == Need::Nothing {
                 all.push(OldValue::Unknown);
                 continue;
@@ -66,7 +67,7 @@ impl ShardState {
 
     /// Reads what is not known yet about the keys of a change whose turn it is.
     pub(super) async fn read(&self, change: &mut Change) -> lsm::Result<Vec<OldValue>> {
-        let need = change.need(self.is_counted());
+        let (kind, counted) = (change.kind, self.is_counted());
         loop {
             let refusals = self.refusals.get();
             match self.look_up(change) {
@@ -76,27 +77,25 @@ impl ShardState {
                     self.changed.wait_until(|| self.landed.get() >= ticket).await
                 }
                 Knowledge::Partial(mut old) => {
-                    let (at, keys): (Vec<usize>, Vec<&[u8]>) = change
+                    let unknown = change
                         .entries()
                         .map(|(key, _)| key)
                         .enumerate()
-                        .filter(|(at, _)| old[*at] == OldValue::Unknown)
-                        .unzip();
-                    for (at, keys) in at.chunks(READ_TOGETHER).zip(keys.chunks(READ_TOGETHER)) {
-                        match need {
-                            Need::Existence => {
-                                let found = self.reader.contains(self.family, keys).await;
-                                for (at, found) in at.iter().zip(found) {
-                                    old[*at] =
-                                        if found? { OldValue::There } else { OldValue::Missing };
-                                }
-                            }
-                            _ => {
-                                let found = self.reader.multi_get(self.family, keys, None).await;
-                                for (at, found) in at.iter().zip(found) {
-                                    old[*at] = old_state(found?, need);
-                                }
-                            }
+                        .filter(|(at, _)| old[*at] == OldValue::Unknown);
+                    let (exists, reads): (Vec<_>, Vec<_>) =
+                        unknown.partition(|(at, _)| Need::of(kind, *at, counted) != Need::Value);
+                    for some in exists.chunks(READ_TOGETHER) {
+                        let keys: Vec<&[u8]> = some.iter().map(|(_, key)| *key).collect();
+                        let found = self.reader.contains(self.family, &keys).await;
+                        for ((at, _), found) in some.iter().zip(found) {
+                            old[*at] = if found? { OldValue::There } else { OldValue::Missing };
+                        }
+                    }
+                    for some in reads.chunks(READ_TOGETHER) {
+                        let keys: Vec<&[u8]> = some.iter().map(|(_, key)| *key).collect();
+                        let found = self.reader.multi_get(self.family, &keys, None).await;
+                        for ((at, _), found) in some.iter().zip(found) {
+                            old[*at] = old_state(found?, Need::Value);
                         }
                     }
                     // After a refusal the knowledge may be wrong.
