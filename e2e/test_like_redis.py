@@ -142,7 +142,7 @@ COMMANDS += [[word] for word in "FLUSHALL FLUSHDB SET DEL APPEND INCR SORT XGROU
 def excepted(words):
     """Whether the documentation names the difference."""
     match [*words, "", ""]:
-        case ["TIME" | "time", ""]:
+        case ["TIME" | "time", "", ""]:
             return True
         case ["SCAN" | "scan", cursor, *_]:
             return re.fullmatch(r"[+0]?1|2|-?[1-9]\d{18}", cursor)
@@ -239,7 +239,7 @@ def test_command_describes_every_command(both):
     for name in (*names.split(), *"object|encoding memory|usage function|list function|flush slowlog|get latency|history debug".split()):
         a, b = (client.call("COMMAND", "INFO", name) for client in (theirs, ours))
         assert b[0][0] == a[0][0] and b[0][1] == a[0][1] and b[0][3:6] == a[0][3:6], (name, a, b)
-        assert name.encode() in [row[0] for row in known]
+        assert name.split("|")[0].encode() in [row[0] for row in known]
 
 
 def test_random_key_is_one_of_the_keys(both):

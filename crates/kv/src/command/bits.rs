@@ -182,7 +182,8 @@ impl BitQuery {
     }
 }
 
-/// Whether the word at `at`, if any, says that positions are those of bits; `None` for another word.
+/// Whether the word at `at`, if any, says that positions are those of bits; `None` for a wrong
+/// word.
 fn unit(args: Args<'_>, at: usize) -> Option<bool> {
     match () {
         () if args.len() <= at => Some(false),

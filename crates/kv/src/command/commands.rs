@@ -213,8 +213,8 @@ pub(crate) const SCAN_BYTES_MAX: usize = 128 * 1024;
 /// Memory of a key that is looked up, besides its bytes.
 const KEY_BYTES: usize = 64;
 
-/// Bytes of a reply for each argument of `BITFIELD`: an operation has three or more, and is answered
-/// by an integer.
+/// Bytes of a reply for each argument of `BITFIELD`: an operation has at least three, and its
+/// answer is an integer.
 const FIELD_BYTES: usize = 8;
 
 /// The approximate length of lists of clients and of commands.

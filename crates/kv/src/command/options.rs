@@ -231,12 +231,15 @@ pub(super) fn slow_log_get(args: Args<'_>) -> Result<Command<'_>, Refusal<'_>> {
     if args.len() > 3 {
         return Err(Refusal::WrongSubcommand { container: "SLOWLOG", word: args.get(1) });
     }
-    let count = if args.len() == 2 { 10 } else { integer(args.get(2))? };
-    let count = match count {
-        -1 => usize::MAX,
-        count => usize::try_from(count)
-            .map_err(|_| Refusal::Text("ERR count should be greater than or equal to -1"))?,
+    let count = match args.len() {
+        2 => Some(10),
+        _ => parse_i64(args.get(2)),
     };
+    let count = match count {
+        Some(-1) => Some(usize::MAX),
+        count => count.and_then(|count| usize::try_from(count).ok()),
+    };
+    let count = count.ok_or(Refusal::Text("ERR count should be greater than or equal to -1"))?;
     Ok(Command::SlowLog(SlowLogCommand::Get(count)))
 }
 

@@ -261,7 +261,12 @@ impl Session {
             Debug::Reload if !state.node.is_writable() => self.reply(|writer| writer.ok()),
             Debug::Reload => self.save(true),
             Debug::Sleep { ns } => self.small(Length::Short, async move {
-                state.core.sleep_ns(ns).await;
+                let until_ns = state.core.now_ns().saturating_add(ns);
+                // A node that stops does not wait for it.
+                while state.core.now_ns() < until_ns && !state.stopping.get() {
+                    let left_ns = until_ns.saturating_sub(state.core.now_ns());
+                    state.core.sleep_ns(left_ns.min(SLEEP_STEP_NS)).await;
+                }
                 let mut bytes = Vec::new();
                 Writer::new(&mut bytes, protocol).ok();
                 bytes.into()
@@ -309,6 +314,9 @@ impl Session {
     }
 }
 
+/// How often a `DEBUG SLEEP` looks whether the node stops.
+const SLEEP_STEP_NS: u64 = 50_000_000;
+
 /// Changes settings of a core.
 fn set(there: &Rc<CoreState>, changed: Changed) {
     if let Some(password) = changed.password {
@@ -337,6 +345,7 @@ fn write_slow_log(entries: &[SlowCommand], writer: &mut Writer<'_>) {
 }
 
 /// `DEBUG PROTOCOL`: Redis's example of a type.
+#[expect(clippy::approx_constant, reason = "the number is Redis's")]
 fn write_example(kind: &[u8], writer: &mut Writer<'_>) {
     let is = |name: &str| kind.eq_ignore_ascii_case(name.as_bytes());
     match () {

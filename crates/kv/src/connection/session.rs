@@ -511,11 +511,11 @@ impl Session {
 
     fn bits(&mut self, key: &[u8], query: BitQuery) {
         let (state, protocol) = (self.state.clone(), self.protocol);
-        if let Some(Ok(value)) = state.reader.get_cached(state.family, key) {
-            if small::is_quick(value.as_deref()) {
-                state.count_hit(value.is_some());
-                return self.reply(|writer| small::write_bits(value.as_deref(), query, writer));
-            }
+        if let Some(Ok(value)) = state.reader.get_cached(state.family, key)
+            && small::is_quick(value.as_deref())
+        {
+            state.count_hit(value.is_some());
+            return self.reply(|writer| small::write_bits(value.as_deref(), query, writer));
         }
         let key = key.to_vec();
         self.small(Length::Short, async move {
