@@ -13,7 +13,7 @@ use resp::{Parser, Progress, Protocol, Writer};
 use crate::client::registry::Client;
 use crate::command::args::Args;
 use crate::command::bits::BitQuery;
-use crate::command::commands::{Access, Command, Hello, Login, Scan};
+use crate::command::commands::{Access, Command, Hello, Login, Scan, SlowLogCommand};
 use crate::command::describe::describe;
 use crate::command::fields;
 use crate::command::help;
@@ -336,6 +336,10 @@ impl Session {
     /// be refused. If another client makes the value longer meanwhile, the reply is longer than was
     /// admitted.
     fn reply_bytes(&mut self, command: &Command<'_>) -> Option<usize> {
+        if matches!(command, Command::SlowLog(SlowLogCommand::Get(_))) {
+            // The cores' logs are about as long.
+            return Some(self.state.slow_log.bytes() * self.state.node.cores());
+        }
         let Some(key) = command.gives_old_of().filter(|_| !self.silent && !self.skip_next) else {
             return Some(command.reply_bytes());
         };

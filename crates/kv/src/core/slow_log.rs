@@ -19,12 +19,16 @@ use crate::command::spec::CommandId;
 const SLOWER_THAN_US: i64 = 10_000;
 /// The default of `slowlog-max-len`, and its maximum.
 const ENTRIES: usize = 128;
-pub(crate) const ENTRIES_MAX: usize = 4096;
+pub(crate) const ENTRIES_MAX: usize = 1024;
 /// With a lower threshold all commands are timed.
 const QUICK_US: i64 = 1000;
 /// Arguments of an entry, and bytes of each.
 const ARGS_MAX: usize = 32;
 const ARG_BYTES_MAX: usize = 128;
+
+/// Bytes of an entry in a reply besides its words, and of a word besides its own.
+const ENTRY_BYTES: usize = 256;
+const WORD_BYTES: usize = 8;
 
 const REDACTED: &[u8] = b"(redacted)";
 
@@ -164,6 +168,13 @@ impl SlowLog {
         self.entries.borrow().len()
     }
 
+    /// The approximate length of all entries in a reply.
+    pub fn bytes(&self) -> usize {
+        let entries = self.entries.borrow();
+        let words = entries.iter().flat_map(|entry| &entry.noted.args);
+        entries.len() * ENTRY_BYTES + words.map(|word| word.len() + WORD_BYTES).sum::<usize>()
+    }
+
     pub fn clear(&self) {
         self.entries.take();
     }
@@ -212,6 +223,7 @@ mod tests {
                 Noted { args: Vec::new(), address: String::new(), name: Vec::new(), from_ns: 0 };
             log.add(SlowCommand { number, unix_time_s: 1, time_us: 2, noted });
         }
+        assert_eq!(log.bytes(), 2 * ENTRY_BYTES);
         assert_eq!(log.list().iter().map(|entry| entry.number).collect::<Vec<_>>(), [2, 1]);
         log.clear();
         assert_eq!(log.len(), 0);

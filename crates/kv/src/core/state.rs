@@ -6,7 +6,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use lsm::{CfId, Reader};
-use reactor::Core;
+use reactor::{Core, Event};
 
 use crate::client::gauge::Gauge;
 use crate::client::large::LargeRequests;
@@ -60,6 +60,9 @@ pub(crate) struct CoreState {
     pub stats: RefCell<KvStats>,
     pub commands: AllCommandStats,
     pub slow_log: SlowLog,
+    /// A computation with a large table runs; one does at a time.
+    computing: Cell<bool>,
+    computed: Event,
     pub questions: Questions,
     pub writes: Writes,
     /// The password that clients must give, if any.
@@ -81,6 +84,16 @@ pub(crate) struct CoreState {
     /// Bytes of values that were read before their turn and wait for it.
     pub found_bytes: Gauge,
     pub idle_buffer_bytes: Gauge,
+}
+
+/// The turn of a computation, see [`CoreState::take_turn`].
+pub(crate) struct ComputingTurn(Rc<CoreState>);
+
+impl Drop for ComputingTurn {
+    fn drop(&mut self) {
+        self.0.computing.set(false);
+        self.0.computed.notify_all();
+    }
 }
 
 impl CoreState {
@@ -105,6 +118,8 @@ impl CoreState {
             stats: RefCell::default(),
             commands: AllCommandStats::default(),
             slow_log: SlowLog::default(),
+            computing: Cell::new(false),
+            computed: Event::new(),
             questions: Questions::default(),
             writes: Writes::new(shard),
             password: RefCell::new(node.settings().password.clone()),
@@ -139,6 +154,14 @@ impl CoreState {
     #[inline]
     pub fn count(&self, change: impl FnOnce(&mut KvStats)) {
         change(&mut self.stats.borrow_mut());
+    }
+
+    /// Waits for the turn of a computation that takes much memory. It lasts until the result is
+    /// dropped.
+    pub async fn take_turn(self: &Rc<Self>) -> ComputingTurn {
+        self.computed.wait_until(|| !self.computing.get()).await;
+        self.computing.set(true);
+        ComputingTurn(self.clone())
     }
 
     /// Adds a command that has ended to the slow log, if it took long.

@@ -171,7 +171,7 @@ mod tests {
         assert_eq!(set("slowlog-log-slower-than -1 SlowLog-Max-Len 0"), Ok(slow));
         for (line, why) in [
             ("slowlog-max-len x", "argument couldn't be parsed into an integer"),
-            ("slowlog-max-len 4097", "argument must be between 0 and 4096 inclusive"),
+            ("slowlog-max-len 1025", "argument must be between 0 and 1024 inclusive"),
             (
                 "slowlog-log-slower-than -2",
                 "argument must be between -1 and 9223372036854775807 inclusive",

@@ -242,7 +242,7 @@ pub(crate) async fn describe_value(
     reply
 }
 
-/// `LCS`.
+/// `LCS`. One is computed at a time.
 pub(crate) async fn lcs(
     state: &Rc<CoreState>,
     keys: [Vec<u8>; 2],
@@ -251,6 +251,7 @@ pub(crate) async fn lcs(
 ) -> Vec<u8> {
     let mut reply = Vec::new();
     let mut writer = Writer::new(&mut reply, protocol);
+    let _turn = state.take_turn().await;
     let keys: Vec<&[u8]> = keys.iter().map(Vec::as_slice).collect();
     let found = state.reader.multi_get(state.family, &keys, None).await;
     let mut values = Vec::with_capacity(keys.len());
