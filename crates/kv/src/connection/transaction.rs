@@ -21,7 +21,10 @@ use resp::Span;
 
 use crate::client::gauge::{Gauge, Share};
 use crate::command::args::Args;
-use crate::command::commands::{Access, Command, Transaction, WriteCommand};
+use crate::command::commands::{
+    Access, Ask, Command, Debug, SlowLogCommand, Transaction, WriteCommand,
+};
+use crate::command::fields;
 use crate::command::operation::Operation;
 use crate::command::parse::{Parsed, Permissions, parse};
 use crate::command::refusal::Refusal;
@@ -50,6 +53,9 @@ const NO_CURSORS: Refusal<'static> = Refusal::Text(
 );
 const NOT_A_STEP: Refusal<'static> =
     Refusal::Text("ERR this command is not executed inside a transaction: send it before MULTI");
+const LONG_RESTORE: Refusal<'static> = Refusal::Text(
+    "ERR RESTORE inside a transaction takes payloads of up to 65536 bytes: send it before MULTI",
+);
 const WRONG_ORDER: Refusal<'static> = Refusal::Text(
     "ERR FLUSHALL, FLUSHDB, KEYS, MR.DELRANGE and MR.RANGE inside a transaction need a database whose keys are in the \
      order of bytes",
@@ -63,6 +69,9 @@ const REPLY_BYTES: usize = 48;
 const VALUE_BYTES: usize = 1024;
 /// Most memory that is taken for the replies of a transaction before their length is known.
 const REPLIES_BYTES_MAX: usize = 64 * 1024;
+
+/// Longest payload of a `RESTORE`, which a transaction unpacks in one go.
+const RESTORE_BYTES_MAX: usize = 64 * 1024;
 
 /// The commands of a transaction, as they came.
 pub(super) struct Queue {
@@ -141,6 +150,8 @@ fn step_of(command: Command<'_>) -> Option<Step> {
     Some(match command {
         Command::Write(command) => Step::Change(change_of(command)),
         Command::One(key, ask) => Step::Read(key.to_vec(), ask),
+        Command::Bits(key, _) => Step::Read(key.to_vec(), Ask::Value),
+        Command::Fields(args) => Step::Read(args.get(1).to_vec(), Ask::Value),
         Command::MGet(keys) => Step::Values(owned(keys)),
         Command::Exists(keys) => Step::Exists(owned(keys)),
         Command::DbSize => Step::Count,
@@ -167,6 +178,8 @@ fn is_step(command: &Command<'_>) -> bool {
         command,
         Command::Write(_)
             | Command::One(..)
+            | Command::Bits(..)
+            | Command::Fields(_)
             | Command::MGet(_)
             | Command::Exists(_)
             | Command::DbSize
@@ -235,6 +248,15 @@ impl Session {
             Command::Scan(_) | Command::RandomKey => Some(NO_CURSORS),
             // These do not read keys.
             Command::Info(_) | Command::LastSave => None,
+            // They are computed in steps, or concern keys outside a transaction.
+            Command::Write(WriteCommand::Combine(..))
+            | Command::Debug(Debug::Object(_) | Debug::Reload)
+            | Command::SlowLog(SlowLogCommand::Get(_)) => Some(NOT_A_STEP),
+            Command::Write(WriteCommand::Restore { payload, .. })
+                if payload.len() > RESTORE_BYTES_MAX =>
+            {
+                Some(LONG_RESTORE)
+            }
             command if command.access() == Access::Read && !is_step(command) => Some(NOT_A_STEP),
             Command::Keys(_)
             | Command::Range(_)
@@ -412,6 +434,7 @@ impl Session {
             if let Some(id) = id {
                 self.meter(id);
             }
+            self.note(args, id);
             match command {
                 Ok(command) if is_step(&command) => {
                     self.answer_step(command, answers.next().unwrap_or(Answer::Null));
@@ -419,6 +442,7 @@ impl Session {
                 Ok(command) => self.execute_now(command),
                 Err(refusal) => self.reply(|writer| refusal.write(writer)),
             }
+            self.end_note();
             // Writes of the connection itself, such as BGSAVE, before later replies.
             self.send_writes();
         }
@@ -442,6 +466,13 @@ impl Session {
         self.reply(|writer| match (command, answer) {
             (Command::One(_, ask), Answer::Old(value)) => {
                 small::write_answer(value.as_deref(), ask, writer);
+            }
+            (Command::Bits(_, query), Answer::Old(value)) => {
+                small::write_bits(value.as_deref(), query, writer);
+            }
+            (Command::Fields(args), Answer::Old(value)) => {
+                let operations = fields::parse(args).unwrap_or_default();
+                small::write_fields(value.as_deref(), &operations, writer);
             }
             (_, answer) => write_answer(&answer, writer),
         });

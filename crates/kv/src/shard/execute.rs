@@ -110,7 +110,7 @@ impl Steps {
     /// The length of the values that it builds or copies, as far as it alone tells.
     pub fn built_bytes_min(&self) -> usize {
         let of_step = |step: &Step| match step {
-            Step::Change(change) if change.need(false) == Need::Value => {
+            Step::Change(change) if change.needs_values() || change.builds() => {
                 change.built_bytes_min() + VALUE_BYTES
             }
             Step::Read(_, ask) if need_of(*ask) == Need::Value => VALUE_BYTES,
@@ -127,8 +127,7 @@ impl Step {
     pub fn needs(&mut self, name: &mut dyn FnMut(&[u8], Need)) {
         match self {
             Step::Change(change) => {
-                let need = change.need(false);
-                change.entries().for_each(|(key, _)| name(key, need));
+                change.needs(false).for_each(|(key, need)| name(key, need));
             }
             Step::Read(key, ask) => name(key, need_of(*ask)),
             Step::Values(keys) => keys.iter().for_each(|key| name(key, Need::Value)),
@@ -140,8 +139,14 @@ impl Step {
 
 fn need_of(ask: Ask) -> Need {
     match ask {
-        Ask::Type | Ask::TimeToLive => Need::Existence,
-        _ => Need::Value,
+        Ask::Type | Ask::TimeToLive | Ask::Frequency | Ask::IdleTime => Need::Existence,
+        Ask::Value
+        | Ask::Length
+        | Ask::Part { .. }
+        | Ask::Bit(_)
+        | Ask::Encoding
+        | Ask::Memory(_)
+        | Ask::References => Need::Value,
     }
 }
 
@@ -339,15 +344,15 @@ impl Keys {
         // A value that is too long is refused by itself, before it is built.
         let value_bytes_max = self.bytes_max / VALUES_MAX;
         let built = Some(change.built_bytes_min()).filter(|built| *built <= value_bytes_max);
-        let needs_values = change.need(false) == Need::Value;
-        for (key, _) in change.entries() {
+        for (key, need) in change.needs(false) {
+            let needs_value = need == Need::Value;
             let now = self.states.get(key).map_or(&OldValue::Missing, |state| &state.now);
-            self.bytes += if needs_values { now.len() } else { 0 };
+            self.bytes += if needs_value { now.len() } else { 0 };
             if self.bytes + built.unwrap_or(0) > self.bytes_max {
                 return Err(too_much());
             }
             old.push(match now {
-                OldValue::Value(_) if !needs_values => OldValue::There,
+                OldValue::Value(_) if !needs_value => OldValue::There,
                 now => now.clone(),
             });
         }
@@ -417,7 +422,14 @@ fn reply_bytes(answer: &Answer) -> usize {
         }
         Answer::Failed(text) => text.len(),
         Answer::Refused(text) => text.len(),
-        _ => 0,
+        Answer::Integers(values) => values.len() * ANSWER_BYTES,
+        Answer::Ok
+        | Answer::Null
+        | Answer::Integer(_)
+        | Answer::Old(None)
+        | Answer::Executed(_)
+        | Answer::Conflict
+        | Answer::Larger(_) => 0,
     }
 }
 
