@@ -184,6 +184,8 @@ def reply_of(words, reply):
     second = words[1].upper() if len(words) > 1 else b""
     if isinstance(reply, resp.Error):
         return ("error", str(reply))
+    if reply == b"QUEUED":
+        return reply
     if name == b"HELLO" and isinstance(reply, (list, dict)):
         # Without the connection's number.
         pairs = list(reply.items()) if isinstance(reply, dict) else list(zip(reply[::2], reply[1::2]))

@@ -22,7 +22,7 @@ use resp::Span;
 use crate::client::gauge::{Gauge, Share};
 use crate::command::args::Args;
 use crate::command::commands::{
-    Access, Ask, Command, Debug, SlowLogCommand, Transaction, WriteCommand,
+    Access, Ask, ClientCommand, Command, Debug, SlowLogCommand, Transaction, WriteCommand,
 };
 use crate::command::fields;
 use crate::command::operation::Operation;
@@ -64,6 +64,14 @@ const FULL: Refusal<'static> = Refusal::Text(
     "OOM command not queued: the queued commands of all transactions take more memory than this core has for them",
 );
 
+const MANY_REPORTS: Refusal<'static> = Refusal::Text(
+    "ERR at most 64 commands that do not concern keys and may have long replies, such as INFO, are executed inside a \
+     transaction",
+);
+
+/// The commands of a transaction that may have long replies: see [`is_report`].
+const REPORTS_MAX: usize = 64;
+
 /// Memory for a reply without its value, and for a value of unknown length.
 const REPLY_BYTES: usize = 48;
 const VALUE_BYTES: usize = 1024;
@@ -84,6 +92,8 @@ pub(super) struct Queue {
     /// Commands that concern keys, and whether some of them may write.
     steps: usize,
     writes: bool,
+    /// Commands with replies of their own that may be long.
+    reports: usize,
     /// Its part of the core's limit.
     room: Share,
 }
@@ -97,6 +107,7 @@ impl Queue {
             aborted: false,
             steps: 0,
             writes: false,
+            reports: 0,
             room: all.share(),
         }
     }
@@ -188,6 +199,33 @@ fn is_step(command: &Command<'_>) -> bool {
     )
 }
 
+/// Whether a command that is not a step may have a reply that is much longer than itself, or has a
+/// task of its own. `EXEC` executes all of these at once.
+fn is_report(command: &Command<'_>) -> bool {
+    let is_brief = matches!(
+        command,
+        Command::Auth(_)
+            | Command::Client(
+                ClientCommand::GetName
+                    | ClientCommand::GetRedir
+                    | ClientCommand::Id
+                    | ClientCommand::NoEvict
+                    | ClientCommand::Reply(_)
+                    | ClientCommand::SetLibrary(..)
+                    | ClientCommand::SetName(_)
+                    | ClientCommand::TrackingInfo
+                    | ClientCommand::Unblock
+            )
+            | Command::Echo(_)
+            | Command::Hello(_)
+            | Command::Ping(_)
+            | Command::Select
+            | Command::Time
+            | Command::Transaction(_)
+    );
+    !is_brief && !is_step(command)
+}
+
 /// The memory for the reply to a command, as long as its length is unknown.
 fn expected_bytes(step: &Step) -> usize {
     REPLY_BYTES
@@ -217,6 +255,11 @@ impl Session {
         let refusal = refusal.or_else(|| {
             let (all, settings) = (&self.state.queued_bytes, self.state.node.settings());
             let queue = self.queue.as_mut().filter(|queue| !queue.aborted)?;
+            let reports = parsed.command.as_ref().map_or(0, |one| usize::from(is_report(one)));
+            if queue.reports + reports > REPORTS_MAX {
+                return Some(MANY_REPORTS);
+            }
+            queue.reports += reports;
             if !queue.add(args, all, settings.writes_bytes_max) {
                 return Some(FULL);
             }
