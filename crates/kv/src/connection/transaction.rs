@@ -199,6 +199,11 @@ fn is_step(command: &Command<'_>) -> bool {
     )
 }
 
+/// Whether Redis does not allow a command inside a transaction.
+fn is_forbidden(name: &str) -> bool {
+    table::find_full(name.as_bytes()).is_some_and(|spec| spec.flags.contains(&"no_multi"))
+}
+
 /// Whether a command that is not a step may have a reply that is much longer than itself, or has a
 /// task of its own. `EXEC` executes all of these at once.
 fn is_report(command: &Command<'_>) -> bool {
@@ -250,7 +255,8 @@ impl Session {
                 self.abort();
                 return Some(parsed);
             }
-            Err(_) => None,
+            // With wrong options, too.
+            Err(_) => is_forbidden(parsed.name).then_some(NOT_INSIDE),
         };
         let refusal = refusal.or_else(|| {
             let (all, settings) = (&self.state.queued_bytes, self.state.node.settings());
@@ -285,15 +291,13 @@ impl Session {
 
     /// Why a command cannot be part of a transaction, if so.
     fn refusal_inside(&self, command: &Command<'_>, name: &str) -> Option<Refusal<'static>> {
-        let spec = table::find_full(name.as_bytes());
         match command {
-            _ if spec.is_some_and(|spec| spec.flags.contains(&"no_multi")) => Some(NOT_INSIDE),
+            _ if is_forbidden(name) => Some(NOT_INSIDE),
             Command::Scan(_) | Command::RandomKey => Some(NO_CURSORS),
             // These do not read keys.
             Command::Info(_) | Command::LastSave => None,
             // They are computed in steps, or concern keys outside a transaction.
-            Command::Write(WriteCommand::Combine(..))
-            | Command::Debug(Debug::Object(_) | Debug::Reload)
+            Command::Debug(Debug::Object(_) | Debug::Reload)
             | Command::SlowLog(SlowLogCommand::Get(_)) => Some(NOT_A_STEP),
             Command::Write(WriteCommand::Restore { payload, .. })
                 if payload.len() > RESTORE_BYTES_MAX =>
