@@ -341,6 +341,10 @@ def test_a_node_that_only_reads_executes_reads(tmp_path):
             assert client.call(*words) == QUEUED
         assert client.call("EXEC") == [b"1", [b"1", None], 2, 2, b"PONG"]
         assert client.call("MULTI") == OK
+        for words in (["GETBIT", "a", "2"], ["BITCOUNT", "a"], ["BITPOS", "b", "1"], ["BITFIELD_RO", "b", "GET", "u8", "0"], ["OBJECT", "ENCODING", "a"], ["OBJECT", "IDLETIME", "c"], ["TOUCH", "a", "c"]):
+            assert client.call(*words) == QUEUED
+        assert client.call("EXEC") == [1, 3, 2, [50], b"int", None, 1]
+        assert client.call("MULTI") == OK
         assert client.call("SET", "a", "2").startswith("READONLY ")
         assert client.call("EXEC").startswith("EXECABORT ")
 
