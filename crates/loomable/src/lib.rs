@@ -24,10 +24,15 @@ pub use loom::{
     alloc::{alloc, dealloc},
     cell::UnsafeCell,
     sync::{
-        Arc,
+        Arc, Mutex,
         atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering, fence},
     },
 };
+
+/// For lists that are touched only when somebody waits; its users say why at the place.
+#[cfg(not(loom))]
+#[expect(clippy::disallowed_types, reason = "its users say why at the place")]
+pub use std::sync::Mutex;
 
 #[cfg(not(loom))]
 pub use std::{

@@ -12,10 +12,12 @@
 // Under loom only the lock-free parts exist, and `tests/loom.rs` includes them by path.
 #![cfg(not(loom))]
 
+mod bell;
 mod core;
 mod driver;
 mod edge;
 mod flow;
+mod fork;
 mod idle;
 pub mod inbox;
 mod io;
@@ -25,6 +27,7 @@ mod memory;
 mod mesh;
 mod op;
 mod poller;
+pub mod reply;
 mod runtime;
 pub mod sim;
 pub mod sleep;
@@ -35,12 +38,15 @@ mod task;
 pub mod testing;
 mod timer;
 mod wait;
+pub mod waiters;
 
+pub use bell::Bell;
 pub use core::{Core, JoinHandle, OwnedTask, Sleep};
 pub use driver::{
     DirEntry, Image, ImageInfo, ImageOpening, LockGuard, Mode, Opening, Program, SharedFile,
 };
 pub use flow::FlowReport;
+pub use fork::fork_generation;
 pub use idle::PollMode;
 pub use io::aio_abi;
 pub use io::eventfd::{EventFd, EventWatch};

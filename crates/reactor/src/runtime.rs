@@ -1,13 +1,15 @@
 //! Starting and stopping cores.
 //!
-//! [`run`] starts one thread per core , each pinned to its processor, each with its own driver. The
+//! [`run`] starts one thread per core, each pinned to its processor, each with its own driver. The
 //! caller's function makes every core's main task. A core whose main task has ended continues to
 //! serve the others' calls. When all have ended, each core shuts down: it drops its tasks, cancels
 //! and reaps its operations, and then frees its memory. If operations remain unfinished after a
-//! timeout, the memory is leaked on purpose: the kernel may still write to it.
+//! timeout, the memory is leaked on purpose: the kernel may still write to it. A core that panics
+//! shuts down, too, while its thread unwinds.
 
 use std::future::Future;
 use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -52,6 +54,10 @@ impl std::str::FromStr for DriverKind {
 pub struct RuntimeConfig {
     /// Processors to run on, one core each.
     pub processors: Vec<usize>,
+    /// Pin each core's thread to its processor. Without, there is a core for each entry of
+    /// `processors`, and the system decides where it runs: for a process that has other threads to
+    /// run.
+    pub pin: bool,
     /// Buffer memory of each core in bytes.
     pub memory: usize,
     /// Most disk operations in flight per core; more wait in the core.
@@ -72,6 +78,7 @@ impl Default for RuntimeConfig {
     fn default() -> Self {
         RuntimeConfig {
             processors: processors(),
+            pin: true,
             memory: 256 << 20,
             disk_depth: 256,
             poll: PollMode::default(),
@@ -153,7 +160,9 @@ where
             move || -> io::Result<T> {
                 let _entered = config.log.as_ref().map(|log| log.enter(Some(id)));
                 let notice = notice;
-                pin(cpu);
+                if config.pin {
+                    pin(cpu);
+                }
                 let driver: Box<dyn Driver> = match driver_kind {
                     DriverKind::Epoll => Box::new(EpollDriver::new(&shared, &helpers)?),
                     _ => Box::new(UringDriver::new(
@@ -173,11 +182,13 @@ where
                     board,
                 };
                 let core = Core::new(core_config, shared, inbox, driver, mesh);
+                let panics = ShutDownOnPanic(&core);
                 let result = block_on(&core, main(core.clone()));
                 drop(notice);
                 while !core.all_ended() {
                     core.turn(true);
                 }
+                drop(panics);
                 if !core.shut_down(PATIENCE_NS) {
                     tracing::error!("core {id}: operations still run at the end; leaking memory");
                     std::mem::forget(core);
@@ -192,6 +203,21 @@ where
         .map(|thread| thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
         .collect();
     results.into_iter().collect()
+}
+
+/// Shuts a core down that panics: its tasks and pollers are dropped, so that nobody waits for their
+/// answers, and its operations end before the files that they write can be opened by others.
+struct ShutDownOnPanic<'a>(&'a Core);
+
+impl Drop for ShutDownOnPanic<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            let shut_down = AssertUnwindSafe(|| self.0.shut_down(PATIENCE_NS));
+            if !matches!(catch_unwind(shut_down), Ok(true)) {
+                std::mem::forget(self.0.clone());
+            }
+        }
+    }
 }
 
 /// Runs turns until the future is done.

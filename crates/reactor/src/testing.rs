@@ -23,6 +23,27 @@ where
     run(&config, main).expect("the runtime starts").remove(0)
 }
 
+/// Runs `check` in a forked child, which has a copy of this process without its other threads, and
+/// returns whether it returned true. What `check` waits for must not need those threads.
+///
+/// # Panics
+/// When the system has no room for a process.
+pub fn in_forked_child(check: impl FnOnce() -> bool) -> bool {
+    // SAFETY: the child runs `check` and ends without returning. The allocator works in a child,
+    // and a test that holds other locks meanwhile would hang, which shows.
+    let child = unsafe { libc::fork() };
+    assert!(child >= 0, "fork: {}", std::io::Error::last_os_error());
+    if child == 0 {
+        let checked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(check));
+        // SAFETY: ends the process at once: no destructor runs twice.
+        unsafe { libc::_exit(i32::from(!matches!(checked, Ok(true)))) };
+    }
+    let mut status = 0;
+    // SAFETY: waits for the child made above, and writes to a live number.
+    let waited = unsafe { libc::waitpid(child, &raw mut status, 0) };
+    waited == child && status == 0
+}
+
 thread_local! {
     static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
 }

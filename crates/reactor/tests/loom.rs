@@ -13,6 +13,7 @@ use std::sync::atomic::{
     AtomicUsize as Plain,
     Ordering::{AcqRel, Acquire, Relaxed},
 };
+use std::task::Poll;
 
 use loom::{
     cell::UnsafeCell,
@@ -32,10 +33,14 @@ mod lane;
 mod mailbox;
 #[path = "../src/memory/ranges.rs"]
 mod ranges;
+#[path = "../src/reply.rs"]
+mod reply;
 #[path = "../src/sleep.rs"]
 mod sleep;
 #[path = "../src/spsc.rs"]
 mod spsc;
+#[path = "../src/waiters.rs"]
+mod waiters;
 
 use lane::Tickets;
 use mailbox::{Mailbox, Owner, PostError, Scheduled};
@@ -60,6 +65,13 @@ const MUTANTS: &[(&str, &str)] = &[
     ("inbox.fetch_relaxed", "inbox_two_senders"),
     ("inbox.unbounded", "inbox_holds_no_more_than_its_capacity"),
     ("inbox.close_unmarked", "inbox_closing_frees_what_is_being_sent"),
+    ("reply.done_relaxed", "reply_is_whole_and_wakes"),
+    ("reply.look_relaxed", "reply_is_whole_and_wakes"),
+    ("reply.wait_relaxed", "reply_is_whole_and_wakes"),
+    ("reply.miss_done", "reply_is_whole_and_wakes"),
+    ("reply.change_announced", "reply_to_a_waker_that_changes"),
+    ("waiters.no_notifier_fence", "waiters_a_change_is_not_missed"),
+    ("waiters.no_waiter_fence", "waiters_a_change_is_not_missed"),
     ("mailbox.no_poster_fence", "mailbox_one_poster_and_a_lane_that_grows"),
     ("mailbox.no_owner_fence", "mailbox_one_poster_and_a_lane_that_grows"),
     ("mailbox.look_before_rest", "mailbox_one_poster_and_a_lane_that_grows"),
@@ -423,6 +435,126 @@ fn inbox_closing_frees_what_is_being_sent() {
         assert_eq!(alive.load(Relaxed), 0, "freed although a handle is left");
         let late = sender.send(Message::new(2, &alive));
         assert!(matches!(late, Err(inbox::SendError::Closed(_))));
+    });
+}
+
+// ---- reply ----
+
+/// What a waker wakes.
+struct Signal(Notify);
+
+impl std::task::Wake for Signal {
+    fn wake(self: std::sync::Arc<Self>) {
+        self.0.notify();
+    }
+}
+
+fn poll_reply<T>(
+    reply: &mut reply::Reply<T>,
+    signal: &std::sync::Arc<Signal>,
+) -> Poll<Result<T, reply::Unanswered>> {
+    let waker = std::task::Waker::from(signal.clone());
+    std::pin::pin!(reply).poll(&mut std::task::Context::from_waker(&waker))
+}
+
+/// Polls until the answer is there, and sleeps in between. A wake-up that is missed is a deadlock,
+/// which loom reports.
+fn await_reply<T>(reply: &mut reply::Reply<T>) -> Result<T, reply::Unanswered> {
+    let signal = std::sync::Arc::new(Signal(Notify::new()));
+    loop {
+        match poll_reply(reply, &signal) {
+            Poll::Ready(answer) => return answer,
+            Poll::Pending => signal.0.wait(),
+        }
+    }
+}
+
+#[test]
+fn reply_is_whole_and_wakes() {
+    prove("reply_is_whole_and_wakes", None, || {
+        let alive = counter();
+        let (sender, mut reply) = reply::reply();
+        let answering = thread::spawn({
+            let alive = alive.clone();
+            move || sender.send(Message::new(7, &alive))
+        });
+        assert_eq!(await_reply(&mut reply).unwrap().read(), 7);
+        answering.join().unwrap();
+        assert_eq!(alive.load(Relaxed), 0);
+    });
+}
+
+/// The future moves to another task while it is answered: the last waker is woken, if any.
+#[test]
+fn reply_to_a_waker_that_changes() {
+    prove("reply_to_a_waker_that_changes", None, || {
+        let (sender, mut reply) = reply::reply();
+        let answering = thread::spawn(move || sender.send(7));
+        let first = std::sync::Arc::new(Signal(Notify::new()));
+        let answer = match poll_reply(&mut reply, &first) {
+            Poll::Ready(answer) => answer,
+            Poll::Pending => await_reply(&mut reply),
+        };
+        assert_eq!(answer, Ok(7));
+        answering.join().unwrap();
+    });
+}
+
+/// A sender that is dropped ends the wait.
+#[test]
+fn reply_that_never_comes_ends_the_wait() {
+    prove("reply_that_never_comes_ends_the_wait", None, || {
+        let (sender, mut reply) = reply::reply::<usize>();
+        let dropping = thread::spawn(move || drop(sender));
+        assert_eq!(await_reply(&mut reply), Err(reply::Unanswered));
+        dropping.join().unwrap();
+    });
+}
+
+/// The future is dropped while it is answered, after it has waited or not.
+#[test]
+fn reply_that_nobody_takes_is_freed() {
+    prove("reply_that_nobody_takes_is_freed", None, || {
+        let alive = counter();
+        let (sender, mut reply) = reply::reply();
+        let answering = thread::spawn({
+            let alive = alive.clone();
+            move || sender.send(Message::new(7, &alive))
+        });
+        let signal = std::sync::Arc::new(Signal(Notify::new()));
+        drop(poll_reply(&mut reply, &signal));
+        drop(reply);
+        answering.join().unwrap();
+        assert_eq!(alive.load(Relaxed), 0);
+    });
+}
+
+// ---- waiters ----
+
+/// A thread waits for room in a full inbox, whose owner takes an item and notifies. A missed change
+/// is a deadlock.
+#[test]
+fn waiters_a_change_is_not_missed() {
+    prove("waiters_a_change_is_not_missed", None, || {
+        let (sender, mut inbox) = inbox::inbox(1);
+        sender.send(0).unwrap();
+        let waiters = Arc::new(waiters::Waiters::new());
+        let waiting = thread::spawn({
+            let waiters = waiters.clone();
+            move || {
+                let signal = std::sync::Arc::new(Signal(Notify::new()));
+                let waker = std::task::Waker::from(signal.clone());
+                let mut cx = std::task::Context::from_waker(&waker);
+                let mut sent = std::pin::pin!(waiters.wait_for(|| sender.send(1).ok()));
+                while sent.as_mut().poll(&mut cx).is_pending() {
+                    signal.0.wait();
+                }
+            }
+        });
+        assert_eq!(inbox.pop(), Some(0));
+        waiters.notify_all();
+        waiting.join().unwrap();
+        assert_eq!(inbox.pop(), Some(1));
     });
 }
 
@@ -822,6 +954,8 @@ fn the_list_of_mutants_is_complete() {
         include_str!("../src/spsc.rs"),
         include_str!("../src/sleep.rs"),
         include_str!("../src/inbox.rs"),
+        include_str!("../src/reply.rs"),
+        include_str!("../src/waiters.rs"),
         include_str!("../src/mailbox.rs"),
         include_str!("../src/memory/gate.rs"),
         include_str!("../src/memory/ranges.rs"),

@@ -2,9 +2,9 @@
 //!
 //! 1. After `MULTI` commands are parsed, so that errors are found, and queued as they came
 //!    ([`Queue`]). Queues are bounded, for all connections of a core together.
-//! 2. `EXEC` sends the commands that concern keys to the shard, as one change
-//!    (`shard::execute`), and waits at the beginning of the input, so no later command is taken.
-//!    A node that only reads executes them here.
+//! 2. `EXEC` sends the commands that concern keys to the shard, as one change (`shard::execute`),
+//!    and waits at the beginning of the input, so no later command is taken. A node that only reads
+//!    executes them here.
 //! 3. With the shard's answers the queue is gone through: commands that concern keys are answered
 //!    by them, all others are executed now, like commands outside a transaction.
 //!

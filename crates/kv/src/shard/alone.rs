@@ -3,8 +3,8 @@
 //!
 //! 1. All earlier changes are made and have landed, so the engine has the state before it.
 //! 2. Its commands are executed one by one. What they must know is read when they need it.
-//! 3. What they leave is one batch, in which removed ranges come first. `FLUSHALL` is a range of all
-//!    keys here, because the engine's own clearing is not part of a batch.
+//! 3. What they leave is one batch, in which removed ranges come first. `FLUSHALL` is a range of
+//!    all keys here, because the engine's own clearing is not part of a batch.
 
 use std::cmp::Ordering;
 use std::collections::VecDeque;
@@ -87,7 +87,8 @@ impl ShardState {
     }
 
     /// The number of keys of a range that have no state in the transaction, if they are to be
-    /// counted, and the exclusive end of the range. Suspends for blocks, and to let other tasks run.
+    /// counted, and the exclusive end of the range. Suspends for blocks, and to let other tasks
+    /// run.
     async fn count_others(
         &self,
         range: &KeyRange,

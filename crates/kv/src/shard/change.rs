@@ -26,8 +26,8 @@ pub struct Change {
     /// The command it is for, if any.
     pub(crate) command: Option<CommandId>,
     commands: Commands,
-    /// The commands of a transaction. Its batch then has each of their keys once, with what must be
-    /// known about it.
+    /// The commands of a transaction. Its batch then has each of their keys once, with what must
+    /// be known about it.
     pub(crate) steps: Option<Box<Steps>>,
 }
 

@@ -491,8 +491,8 @@ impl ShardState {
         self.value_bytes_max.get().saturating_mul(VALUES_MAX).min(BATCH_BYTES_MAX)
     }
 
-    /// Executes a transaction whose keys are known. `old` becomes the state before the batch that is
-    /// written.
+    /// Executes a transaction whose keys are known. `old` becomes the state before the batch that
+    /// is written.
     pub(super) fn execute(
         &self,
         mut change: Change,

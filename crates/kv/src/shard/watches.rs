@@ -3,8 +3,8 @@
 //! A watch begins when its change is made, so it comes after all earlier changes of its connection.
 //! Its answer waits until all changes made before are visible: what the client reads after it is
 //! not older than the beginning of the watch. Every change that is made later and writes a watched
-//! key ends the watch and leaves a conflict; the next transaction of the connection finds it when it
-//! is made. A key that is watched by many connections has one entry.
+//! key ends the watch and leaves a conflict; the next transaction of the connection finds it when
+//! it is made. A key that is watched by many connections has one entry.
 //!
 //! Bounded: a connection may watch [`CONNECTION_KEYS_MAX`] keys, all together [`KEYS_MAX`] with
 //! [`BYTES_MAX`] bytes. One more is refused.

@@ -71,8 +71,8 @@ impl Db {
         }
     }
 
-    /// The database that [`Db::open_for_writing`] would create in a directory, which need not exist:
-    /// nothing of it is on the disk.
+    /// The database that [`Db::open_for_writing`] would create in a directory, which need not
+    /// exist: nothing of it is on the disk.
     ///
     /// # Errors
     /// When this process lacks memory.

@@ -57,8 +57,11 @@ impl Writer {
     }
 
     /// Writes all that was submitted before to tables. Returns without an error if that cannot make
-    /// progress: then it is still in the logs.
-    pub(crate) async fn flush(&self) -> Result<()> {
+    /// progress: then it is still in the logs. Suspends for the disk.
+    ///
+    /// # Errors
+    /// As for [`Writer::write`].
+    pub async fn flush(&self) -> Result<()> {
         let state = &*self.0;
         self.request(Request::SwitchMemtables)?.await?;
         let flushes = &state.flushes;

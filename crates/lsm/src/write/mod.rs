@@ -2,8 +2,8 @@
 //!
 //! - `writer` is the entry, and tells the path of a write. `state` is what the tasks of that core
 //!   share.
-//! - `commit` writes groups to the log (`wal_writer`) and to the memtables; `next_log` makes the log
-//!   that comes next; `conflict` decides on batches of optimistic transactions.
+//! - `commit` writes groups to the log (`wal_writer`) and to the memtables; `next_log` makes the
+//!   log that comes next; `conflict` decides on batches of optimistic transactions.
 //! - `flush` and `compaction` write tables and change the MANIFEST (`manifest_turn`,
 //!   `manifest_writer`). Their work runs as a `job` on other cores (`merge`, `table_writer`);
 //!   `picker` and `compaction_iter` decide what is merged and which versions are kept, and are

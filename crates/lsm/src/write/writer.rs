@@ -315,9 +315,9 @@ impl Writer {
         self.request(Request::Batch { batch, keys, condition: None })
     }
 
-    /// As [`Writer::submit`], but the batch is written only if some keys have not been written since
-    /// a moment: an optimistic transaction reads at a snapshot, and then submits its writes under
-    /// the condition that nobody has written what it has read.
+    /// As [`Writer::submit`], but the batch is written only if some keys have not been written
+    /// since a moment: an optimistic transaction reads at a snapshot, and then submits its
+    /// writes under the condition that nobody has written what it has read.
     ///
     /// # Errors
     /// Those of [`Writer::submit`]. The future resolves to [`Kind::Conflict`] if a key was written,

@@ -362,6 +362,11 @@ impl CoreState {
         self.ops.borrow().adopt(accepted)
     }
 
+    /// What other threads hold of this core.
+    pub(crate) fn address(&self) -> &Arc<CoreAddress> {
+        &self.shared
+    }
+
     /// Makes all pollers run in the next turn, whatever their back-off.
     pub(crate) fn set_pollers_due(&self) {
         self.pollers_due.set(true);

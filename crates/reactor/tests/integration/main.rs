@@ -6,6 +6,7 @@
 mod every_driver;
 mod drivers;
 mod file_queue;
+mod foreign;
 mod locks;
 mod mapped;
 mod sim;
