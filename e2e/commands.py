@@ -10,6 +10,14 @@ NUMBERS = [b"0", b"1", b"-1", b"7", b"9223372036854775807", b"-92233720368547758
 ODD = [b"", b" 1", b"01", b"+1", b"-0", b"1.5", b"1e3", b"0x1p3", b"nan", b"inf", b"-inf", b"x", b"\0", b"$1\r\n", b"1" * 400]
 TIMES = [b"0", b"-1", b"x", b""]
 
+# What Redis 7.0.15 dumps, as it is, as an integer and compressed; and what it refuses.
+PAYLOADS = [
+    b"\x00\x03bar\n\x00\xe6\xbeI`\xeef\xfd\x17", b"\x00\xc1\xe8\x03\n\x00\x89\xd1G\x8e\xba\xc4\xb7d",
+    b"\x00\xc3\n@x\x02aba\xe0j\x01\x01ab\n\x00\xb2\x88p\x8cS\x07\x16\xd2", b"\x00\x1ex1-mixed-value-of-thirty-bytes\n\x00\x08\xfa\x12Lc4\xd7\xfd",
+    b"\x00\x03bas\n\x00\xe6\xbeI`\xeef\xfd\x17", b"short", b"",
+]  # fmt: skip
+FIELDS = [b"u8", b"i5", b"u1", b"i1", b"u63", b"i64", b"u64", b"i65", b"x8"]
+
 # Commands that Redis does not know either, and commands with invalid arguments.
 REFUSED = [
     [b"NONSENSE", b"a"], [b"GET"], [b"SET", b"a"], [b"MSET", b"a"], [b"CLIENT", b"NONSENSE"], [b"CLIENT"], [b"CONFIG", b"GET"], [b"CONFIG", b"NONSENSE", b"x"],
@@ -47,6 +55,28 @@ def set_options(rng):
     return words
 
 
+def offset(rng):
+    """The offset of a bit; none that makes a value longer than Millrace allows."""
+    return rng.choice((b"0", b"1", b"7", b"8", b"100", b"1000", b"40000", b"-1", b"x", b"99999999999999999999"))
+
+
+def field_operations(rng):
+    words = []
+    for _ in range(rng.choice((0, 1, 1, 2, 5))):
+        kind = rng.randrange(8)
+        if kind == 0:
+            words += [b"OVERFLOW", rng.choice((b"WRAP", b"sat", b"FAIL", b"x"))]
+        where = [rng.choice(FIELDS[:6] if rng.random() < 0.95 else FIELDS), rng.choice((b"#3", offset(rng)))]
+        words += [b"GET", *where] if kind < 4 else [rng.choice((b"SET", b"INCRBY")), *where, number(rng)]
+    return words
+
+
+def span(rng):
+    """Optional positions in a value, and their unit."""
+    words = [rng.choice((b"0", b"1", b"-1", b"5", b"-3", b"100", b"x")) for _ in range(rng.choice((0, 1, 2, 2, 2)))]
+    return [*words, rng.choice((b"BIT", b"byte", b"x"))] if rng.random() < 0.3 else words
+
+
 def keys(rng):
     return [key(rng) for _ in range(rng.choice((1, 1, 2, 3, 12)))]
 
@@ -75,6 +105,21 @@ ON_KEYS = [
     (2, lambda r: [b"STRLEN", key(r)]),
     (3, lambda r: [r.choice((b"GETRANGE", b"SUBSTR")), key(r), number(r), number(r)]),
     (2, lambda r: [r.choice((b"TYPE", b"TTL", b"PTTL")), key(r)]),
+    (4, lambda r: [r.choice((b"RENAME", b"RENAMENX")), key(r), key(r)]),
+    (3, lambda r: [b"COPY", key(r), key(r), *r.choice(([], [], [b"REPLACE"], [b"DB", b"0"], [b"DB", b"1"], [b"DB", b"x"], [b"x"]))]),
+    (2, lambda r: [b"TOUCH", *keys(r)]),
+    (4, lambda r: [b"SETBIT", key(r), offset(r), r.choice((b"0", b"1", b"2"))]),
+    (2, lambda r: [b"GETBIT", key(r), offset(r)]),
+    (2, lambda r: [b"BITCOUNT", key(r), *span(r)]),
+    (2, lambda r: [b"BITPOS", key(r), r.choice((b"0", b"1", b"2")), *span(r)]),
+    (4, lambda r: [b"BITOP", r.choice((b"AND", b"or", b"XOR", b"NOT", b"x")), key(r), *keys(r)]),
+    (4, lambda r: [b"BITFIELD", key(r), *field_operations(r)]),
+    (2, lambda r: [b"BITFIELD_RO", key(r), *field_operations(r)]),
+    (3, lambda r: [b"RESTORE", key(r), r.choice((b"0", b"0", b"0", b"-1", b"x")), r.choice(PAYLOADS), *r.choice(([], [b"REPLACE"], [b"REPLACE", b"ABSTTL"], [b"IDLETIME", b"1"], [b"FREQ", b"256"], [b"x"]))]),
+    (1, lambda r: [b"DUMP", key(r)]),
+    (1, lambda r: [b"OBJECT", r.choice((b"ENCODING", b"FREQ", b"IDLETIME", b"REFCOUNT")), key(r)]),
+    (1, lambda r: [b"MEMORY", b"USAGE", key(r)]),
+    (1, lambda r: [b"MOVE", key(r), r.choice((b"0", b"1", b"x"))]),
 ]
 OF_ALL_KEYS = [
     (3, lambda r: [b"DBSIZE"]),
@@ -91,6 +136,12 @@ OTHERS = [
     (3, lambda r: r.choice(([b"PING"], [b"PING", value(r)], [b"PING", b"a", b"b"]))),
     (3, lambda r: [b"ECHO", value(r)]),
     (1, lambda r: [b"SELECT", b"0"]),
+    (1, lambda r: [b"SWAPDB", r.choice((b"0", b"1", b"x")), b"0"]),
+    (1, lambda r: [b"TIME"]),
+    (1, lambda r: [b"FUNCTION", *r.choice(([b"LIST"], [b"FLUSH"], [b"FLUSH", b"SYNC"], [b"FLUSH", b"x"], [b"STATS"], [b"DUMP"], [b"KILL"], [b"DELETE", b"x"]))]),
+    (1, lambda r: [b"SLOWLOG", r.choice((b"GET", b"LEN", b"RESET"))]),
+    (1, lambda r: [b"LATENCY", r.choice((b"LATEST", b"RESET"))]),
+    (1, lambda r: [b"DEBUG", b"SLEEP", b"0"]),
     (1, lambda r: [b"RESET"]),
     (2, lambda r: [b"HELLO", r.choice((b"2", b"3"))]),
     (1, lambda r: [b"HELLO", b"3", b"SETNAME", r.choice((b"me", b"a b", b""))]),
@@ -133,6 +184,8 @@ def reply_of(words, reply):
     second = words[1].upper() if len(words) > 1 else b""
     if isinstance(reply, resp.Error):
         return ("error", str(reply))
+    if reply == b"QUEUED":
+        return reply
     if name == b"HELLO" and isinstance(reply, (list, dict)):
         # Without the connection's number.
         pairs = list(reply.items()) if isinstance(reply, dict) else list(zip(reply[::2], reply[1::2]))
@@ -144,7 +197,7 @@ def reply_of(words, reply):
         return (reply[0], sorted(reply[1])) if len(reply[1]) < 10 or reply[0] == b"0" else None
     if name == b"RANDOMKEY":
         return type(reply)
-    if name in (b"LASTSAVE", b"INFO") or name == b"CLIENT" and second in (b"ID", b"INFO", b"LIST"):
+    if name in (b"LASTSAVE", b"INFO", b"TIME", b"DUMP", b"OBJECT", b"MEMORY", b"SLOWLOG") or name == b"CLIENT" and second in (b"ID", b"INFO", b"LIST"):
         return type(reply)
     if name == b"COMMAND" and second == b"INFO":
         return [one if one is None or isinstance(one, resp.Null) else one[:7] for one in reply]

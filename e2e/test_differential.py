@@ -110,7 +110,7 @@ def untroubled(pair):
 
 def one_transaction(pair):
     """The commands of a transaction have the same replies as in Redis, and leave the same state."""
-    group = [words for words in pair.some_commands(alone=True) if words[0] not in (b"RESET", b"SCAN", b"RANDOMKEY")]
+    group = [words for words in pair.some_commands(alone=True) if words[0] not in (b"RESET", b"SCAN", b"RANDOMKEY", b"DUMP", b"SLOWLOG")]
     theirs, ours = pair.connections()
     with theirs, ours:
         watched = [[b"WATCH", commands.key(pair.rng)]] if pair.rng.random() < 0.5 else []
@@ -159,9 +159,13 @@ def own_keys(words, number):
     own = b"%d:" % number
     if name in (b"MSET", b"MSETNX"):
         return [words[0], *(own + word if at % 2 == 0 else word for at, word in enumerate(words[1:]))]
-    if name in (b"MGET", b"DEL", b"UNLINK", b"EXISTS"):
+    if name in (b"RENAME", b"RENAMENX", b"COPY", b"LCS"):
+        return [words[0], *(own + word for word in words[1:3]), *words[3:]]
+    if name in (b"BITOP", b"OBJECT", b"MEMORY"):
+        return [*words[:2], *(own + word for word in words[2:])]
+    if name in (b"MGET", b"DEL", b"UNLINK", b"EXISTS", b"TOUCH"):
         return [words[0], *(own + word for word in words[1:])]
-    if name in (b"SELECT", b"RESET", b"HELLO", b"AUTH", b"CLIENT", b"COMMAND", b"INFO", b"CONFIG", b"PING", b"ECHO"):
+    if name in (b"SELECT", b"RESET", b"HELLO", b"AUTH", b"CLIENT", b"COMMAND", b"INFO", b"CONFIG", b"PING", b"ECHO", b"SWAPDB", b"TIME", b"FUNCTION", b"SLOWLOG", b"LATENCY", b"DEBUG"):
         return words
     if name in (b"FLUSHDB", b"FLUSHALL", b"QUIT", b"SHUTDOWN"):
         return None

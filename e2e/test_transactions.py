@@ -54,7 +54,7 @@ STORIES = [
     "EXEC;DISCARD;MULTI;DISCARD;EXEC;MULTI;SET a 1;DISCARD;GET a;EXEC x;DISCARD x;MULTI x;UNWATCH x;WATCH",
     "MULTI;MULTI;WATCH a;SET a 1;EXEC;MULTI;EXEC x;EXEC;GET a",
     "MULTI;NONSENSE;SET a 1;EXEC;GET a;MULTI;GET;EXEC;MULTI;CLIENT NONSENSE;EXEC;MULTI;MSET a;EXEC;MULTI;DISCARD x;EXEC;MULTI;WATCH;EXEC;MULTI;MULTI x;EXEC",
-    "MULTI;SHUTDOWN;EXEC;MULTI;SAVE;EXEC;MULTI;PING a b;ECHO;EXEC;MULTI;PING a b;EXEC",
+    "MULTI;SHUTDOWN;EXEC;MULTI;SHUTDOWN x;EXEC;MULTI;SAVE x;EXEC;MULTI;SAVE;EXEC;MULTI;PING a b;ECHO;EXEC;MULTI;PING a b;EXEC",
     "MULTI;UNWATCH;EXEC;UNWATCH;MULTI;RESET;EXEC;PING",
     "WATCH a;2:SET a 1;MULTI;GET a;EXEC;MULTI;GET a;EXEC",
     "WATCH a;SET a 1;MULTI;GET a;EXEC",
@@ -79,6 +79,17 @@ STORIES = [
     "MULTI;HELLO 2;GET nokey;MGET a b;EXEC;GET nokey",
     "MSET a 1 b 2 cc 3;MULTI;DEL b;KEYS ?;FLUSHALL;KEYS *;SET dd 1;KEYS *;EXEC;KEYS *",
     "COMMAND GETKEYS WATCH a b;COMMAND GETKEYS EXEC",
+    "SET a 1;MULTI;RENAME a b;GET b;RENAME a b;COPY b c;COPY b c;COPY b c REPLACE;RENAMENX b c;RENAMENX b d;MGET a b c d;RENAME d d;RENAMENX d d;RENAME x x;RENAMENX x d;COPY x y;COPY d d;EXEC;MGET a b c d;DBSIZE",
+    "MSET a 1 b 2;MULTI;DBSIZE;RENAME a b;DBSIZE;COPY b a;DBSIZE;RENAME a a;GET a;FLUSHALL;RENAME b c;SETBIT b 1 1;COPY b c;RENAMENX b c;RENAME b b;DBSIZE;EXEC;MGET a b c;DBSIZE",
+    "MSET a 1 b 2;MULTI;DEL a;RENAME a b;COPY b a;INCR a;RENAME a b;APPEND b x;GET b;EXISTS a;DEL b;DBSIZE;EXEC;MGET a b;DBSIZE",
+    "MULTI;SETBIT a 7 1;GETBIT a 7;GETBIT a 8;GETBIT b 0;BITCOUNT a;BITCOUNT a 0 0 BIT;BITCOUNT b;BITPOS a 1;BITPOS b 1;BITPOS b 0;SETBIT a 99999999999 1;GETBIT a x;BITCOUNT a x;BITPOS a 2;GET a;EXEC;GET a",
+    "MULTI;BITFIELD a INCRBY u8 0 255 OVERFLOW FAIL INCRBY u8 0 255;BITFIELD_RO a GET u8 0 GET u8 8;BITFIELD_RO b GET u8 0;BITFIELD_RO a SET u8 0 1;BITFIELD c GET u8 0;BITFIELD a;BITFIELD a SET i8 0 x;EXEC;MGET a c",
+    "MSET a 12 b 3456;MULTI;BITOP AND c a b;BITOP OR d a b x;BITOP XOR a a a;BITOP NOT e d;MGET a b c d e;BITOP NOT b x;BITOP AND y x x;BITOP NOT c a b;BITOP OR d x;EXISTS b d y;EXEC;MGET a b c d e;DBSIZE",
+    "MSET a 12 b 3456;MULTI;DBSIZE;BITOP OR a a b;BITOP NOT c b;BITOP NOT b x;DBSIZE;FLUSHALL;BITOP OR a a c;SET c 1;BITOP OR b a c;DBSIZE;EXEC;MGET a b c;DBSIZE",
+    "MULTI;SETBIT a 4000000 1;BITCOUNT a;BITPOS a 1;BITPOS a 0;BITCOUNT a 100000 -1;BITOP NOT b a;BITPOS b 0;BITPOS b 1 -1;BITCOUNT b;BITCOUNT b 7 4000000 BIT;GETBIT a 4000000;EXEC;STRLEN b",
+    "MSET a 10 b hello;MULTI;OBJECT ENCODING a;OBJECT ENCODING b;OBJECT REFCOUNT b;OBJECT IDLETIME a;OBJECT FREQ a;OBJECT FREQ x;OBJECT ENCODING x;OBJECT HELP;TOUCH a b x a;MOVE a 0;SWAPDB 0 0;FUNCTION LIST;LATENCY LATEST;SLOWLOG LEN;SLOWLOG x;EXEC",
+    "SET b 1;WATCH a;2:RENAME b a;MULTI;PING;EXEC;WATCH b;2:RENAME a b;MULTI;PING;EXEC;WATCH a;2:COPY b a;MULTI;PING;EXEC;WATCH b;2:COPY b a REPLACE;MULTI;PING;EXEC;WATCH c;2:BITOP NOT c a;MULTI;PING;EXEC",
+    "WATCH a;2:SETBIT a 1 1;MULTI;PING;EXEC;WATCH a;2:SETBIT a 1 1;2:GETBIT a 1;MULTI;PING;EXEC;WATCH a;2:BITFIELD a SET u8 0 1;MULTI;PING;EXEC;WATCH a;2:BITFIELD a GET u8 0;2:TOUCH a;MULTI;PING;EXEC",
 ]  # fmt: skip
 
 
@@ -89,6 +100,49 @@ def test_the_same_replies(story, both):
         theirs, ours = (clients[number].call(*words_of(line)) for clients in both)
         theirs, ours = without_numbers(theirs), without_numbers(ours)
         assert type(ours) is type(theirs) and ours == theirs, (line, theirs, ours)
+
+
+def test_values_are_restored(both):
+    for value in (b"x", b"12", b"ab" * 500):
+        theirs, ours = [], []
+        for clients, replies in zip(both, (theirs, ours)):
+            assert clients[0].call("SET", "from", value) == OK
+            payload = clients[0].call("DUMP", "from")
+            assert clients[0].call("MULTI") == OK
+            for words in (["RESTORE", "to", "0", payload], ["GET", "to"], ["RESTORE", "to", "0", payload], ["RESTORE", "to", "0", payload, "REPLACE"], ["RESTORE", "x", "0", payload[:-1]], ["APPEND", "to", "y"], ["DBSIZE"]):
+                assert clients[0].call(*words) == QUEUED
+            replies.append(clients[0].call("EXEC"))
+            replies.append(clients[0].call("GET", "to"))
+            assert clients[0].call("DEL", "to", "x") == 1
+        assert ours == theirs and ours[1] == value + b"y"
+
+
+def test_commands_that_take_steps_are_refused_before_they_are_queued(both):
+    client = both[1][0]
+    assert client.call("MSET", "a", "1", "b", "2") == OK
+    for words in (["LCS", "a", "b"], ["DUMP", "a"], ["SLOWLOG", "GET"]):
+        assert client.call("MULTI") == OK
+        assert client.call(*words) == "ERR this command is not executed inside a transaction: send it before MULTI"
+        assert client.call("EXEC").startswith("EXECABORT ")
+    assert client.call("MULTI") == OK
+    assert client.call("RESTORE", "c", "0", "x" * 70_000).startswith("ERR RESTORE inside a transaction")
+    assert client.call("EXEC").startswith("EXECABORT ")
+    assert client.call("EXISTS", "c") == 0
+
+
+def test_reports_of_a_transaction_are_bounded(both):
+    client = both[1][0]
+    assert client.call("MULTI") == OK
+    for words in [["INFO"], ["COMMAND"], ["CLIENT", "LIST"], ["LASTSAVE"]] * 16:
+        assert client.call(*words) == QUEUED
+    assert client.call("PING") == QUEUED
+    assert client.call("MEMORY", "STATS").startswith("ERR at most 64 commands")
+    assert client.call("EXEC").startswith("EXECABORT ")
+    assert client.call("MULTI") == OK
+    for words in [["MEMORY", "STATS"], ["TIME"], ["INFO", "memory"], ["MEMORY", "USAGE", "a"], ["LASTSAVE"], ["PING"]]:
+        assert client.call(*words) == QUEUED
+    stats, time_of_day, report, usage, saved, pong = client.call("EXEC")
+    assert b"keys.count" in stats and len(time_of_day) == 2 and b"used_memory" in report and isinstance(usage, (resp.Null, type(None))) and saved > 0 and pong == b"PONG"
 
 
 def without_numbers(reply):
@@ -286,6 +340,10 @@ def test_a_node_that_only_reads_executes_reads(tmp_path):
         for words in (["GET", "a"], ["MGET", "a", "c"], ["EXISTS", "a", "b"], ["DBSIZE"], ["PING"]):
             assert client.call(*words) == QUEUED
         assert client.call("EXEC") == [b"1", [b"1", None], 2, 2, b"PONG"]
+        assert client.call("MULTI") == OK
+        for words in (["GETBIT", "a", "2"], ["BITCOUNT", "a"], ["BITPOS", "b", "1"], ["BITFIELD_RO", "b", "GET", "u8", "0"], ["OBJECT", "ENCODING", "a"], ["OBJECT", "IDLETIME", "c"], ["TOUCH", "a", "c"]):
+            assert client.call(*words) == QUEUED
+        assert client.call("EXEC") == [1, 3, 2, [50], b"int", None, 1]
         assert client.call("MULTI") == OK
         assert client.call("SET", "a", "2").startswith("READONLY ")
         assert client.call("EXEC").startswith("EXECABORT ")

@@ -17,6 +17,8 @@ pub struct Settings {
     pub family: CfId,
     /// The password that clients must give first; `CONFIG SET requirepass` changes it.
     pub password: Option<Password>,
+    /// Whether `DEBUG` is allowed (`enable-debug-command`).
+    pub debug_commands: bool,
     /// Maximum number of connections of all cores; further ones get an error and are closed.
     pub clients_max: usize,
     /// Largest single argument (`proto-max-bulk-len`).
@@ -87,6 +89,7 @@ impl Default for Settings {
         Self {
             family: FAMILY,
             password: None,
+            debug_commands: false,
             clients_max: 10_000,
             bulk_bytes_max: resp::BULK_BYTES_MAX,
             request_bytes_max: resp::REQUEST_BYTES_MAX,

@@ -80,6 +80,8 @@ pub struct Settings {
     pub requirepass: Option<String>,
     /// A file with that password in its first line.
     pub password_file: Option<PathBuf>,
+    /// Allow DEBUG, which is for tests.
+    pub enable_debug_command: Option<bool>,
     /// Disks for virtual machines.
     #[serde(default)]
     pub disk: Vec<DiskSpec>,
@@ -152,6 +154,7 @@ impl Settings {
             log_file: self.log_file.or(other.log_file),
             requirepass: self.requirepass.or(other.requirepass),
             password_file: self.password_file.or(other.password_file),
+            enable_debug_command: self.enable_debug_command.or(other.enable_debug_command),
             disk: if self.disk.is_empty() { other.disk } else { self.disk },
             state: self.state.or(other.state),
             admin: self.admin.or(other.admin),
@@ -228,6 +231,8 @@ pub struct Config {
     pub log: LogConfig,
     /// The password that clients must give before anything else.
     pub password: Option<Password>,
+    /// Allow `DEBUG`.
+    pub debug_commands: bool,
     /// Whether the process that serves guests is confined.
     pub sandbox: Sandbox,
     /// The configuration file, if any.
@@ -322,6 +327,7 @@ impl Config {
                 file: settings.log_file,
             },
             password,
+            debug_commands: settings.enable_debug_command.unwrap_or(false),
             sandbox: settings.sandbox.unwrap_or_default(),
             file: None,
         })

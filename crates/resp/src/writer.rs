@@ -126,6 +126,12 @@ impl<'a> Writer<'a> {
         }
     }
 
+    /// The beginning of attributes of the reply that follows, in RESP3 only; a key and a value
+    /// follow for each entry.
+    pub fn attributes(&mut self, entries: usize) {
+        self.count(b'|', entries);
+    }
+
     /// The beginning of a set; its elements follow.
     pub fn set(&mut self, elements: usize) {
         match self.protocol {

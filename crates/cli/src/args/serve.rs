@@ -111,6 +111,9 @@ pub struct ServeArgs {
     /// A configuration file may also hold the password: requirepass = "...".
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub password_file: Option<PathBuf>,
+    /// Allow the command DEBUG, which is for tests of clients
+    #[arg(long)]
+    pub enable_debug_command: bool,
     /// Listen on an address that other machines can reach, without a password
     #[arg(long)]
     pub allow_remote: bool,

@@ -20,6 +20,8 @@ pub(crate) struct Client {
     pub descriptor: i32,
     pub connected_ns: u64,
     pub name: RefCell<Vec<u8>>,
+    /// The name and the version of the client's library.
+    pub library: RefCell<[Vec<u8>; 2]>,
     pub protocol: Cell<Protocol>,
     /// When the client last sent something.
     pub active_ns: Cell<u64>,
@@ -98,7 +100,7 @@ impl Client {
             format!(
                 " age={} idle={} flags={} db=0 sub=0 psub=0 ssub=0 multi={} qbuf={input} \
                  qbuf-free={} argv-mem=0 multi-mem=0 rbs=0 rbp=0 obl={unsent} oll=0 omem={unsent} \
-                 tot-mem={} events=r cmd={} user=default redir=-1 resp={}\n",
+                 tot-mem={} events=r cmd={} user=default redir=-1 resp={} lib-name=",
                 seconds(self.connected_ns),
                 seconds(self.active_ns.get()),
                 if self.queued.get() < 0 { 'N' } else { 'x' },
@@ -110,6 +112,11 @@ impl Client {
             )
             .as_bytes(),
         );
+        let library = self.library.borrow();
+        line.extend_from_slice(&library[0]);
+        line.extend_from_slice(b" lib-ver=");
+        line.extend_from_slice(&library[1]);
+        line.push(b'\n');
         line
     }
 }
@@ -214,6 +221,7 @@ impl Clients {
             descriptor,
             connected_ns: now_ns,
             name: RefCell::default(),
+            library: RefCell::default(),
             protocol: Cell::default(),
             active_ns: Cell::new(now_ns),
             command: Cell::new("NULL"),
@@ -378,7 +386,9 @@ mod tests {
                 "cmd",
                 "user",
                 "redir",
-                "resp"
+                "resp",
+                "lib-name",
+                "lib-ver"
             ]
         );
         assert!(

@@ -6,8 +6,11 @@
 use resp::Protocol;
 
 use crate::command::args::Args;
-use crate::command::operation::Operation;
+use crate::command::bits::{BitOperation, BitQuery};
+use crate::command::lcs::LcsOptions;
+use crate::command::operation::{Operation, Transfer};
 use crate::command::range::{RangeBound, RangeQuery};
+use crate::command::said::Said;
 
 /// A command ready to be executed.
 #[derive(Clone, Copy, Debug)]
@@ -16,6 +19,8 @@ pub enum Command<'a> {
     Auth(Login<'a>),
     /// `BGSAVE`.
     BackgroundSave,
+    /// `BITCOUNT` and `BITPOS`.
+    Bits(&'a [u8], BitQuery),
     /// `CLIENT ...`.
     Client(ClientCommand<'a>),
     /// `COMMAND ...`.
@@ -32,8 +37,14 @@ pub enum Command<'a> {
     ConfigSet(Args<'a>),
     /// `DBSIZE`.
     DbSize,
+    /// `DEBUG ...`.
+    Debug(Debug<'a>),
+    /// `DUMP`.
+    Dump(&'a [u8]),
     /// `ECHO`.
     Echo(&'a [u8]),
+    /// `BITFIELD_RO`, with all its arguments, which have been checked.
+    Fields(Args<'a>),
     /// `HELLO`.
     Hello(Hello<'a>),
     /// `INFO` with sections.
@@ -42,6 +53,10 @@ pub enum Command<'a> {
     Keys(&'a [u8]),
     /// `LASTSAVE`.
     LastSave,
+    /// `LCS` of the values of two keys.
+    Lcs(&'a [u8], &'a [u8], LcsOptions),
+    /// `MEMORY STATS`.
+    MemoryStats,
     /// A read of one key.
     One(&'a [u8], Ask),
     /// `MGET`.
@@ -60,12 +75,18 @@ pub enum Command<'a> {
     Reset,
     /// `SAVE`.
     Save,
+    /// A command whose reply is known.
+    Say(Said),
     /// `SCAN`.
     Scan(Scan<'a>),
     /// `SELECT 0`.
     Select,
     /// `SHUTDOWN`.
     ShutDown,
+    /// `SLOWLOG ...`.
+    SlowLog(SlowLogCommand),
+    /// `TIME`.
+    Time,
     /// `MULTI` and its kin.
     Transaction(Transaction<'a>),
     /// A command that writes.
@@ -89,6 +110,15 @@ pub enum WriteCommand<'a> {
     Clear,
     /// `MR.DELRANGE`: the lower and the upper end.
     DeleteRange(RangeBound<'a>, RangeBound<'a>),
+    /// `RENAME`, `RENAMENX`, `COPY`: from the first key to the second.
+    Transfer(Transfer, &'a [u8], &'a [u8]),
+    /// `BITOP`: the key of the result, and those of the sources.
+    Combine(BitOperation, &'a [u8], Args<'a>),
+    /// `BITFIELD`, with all its arguments, which have been checked.
+    Fields(Args<'a>),
+    /// `RESTORE`: the key, the payload, whether it replaces another value, and why it is refused if
+    /// it does not meet one.
+    Restore { key: &'a [u8], payload: &'a [u8], over: bool, refused: Option<&'static str> },
     /// A command that depends on the old value: the operation, the key, and the operand.
     Modify(Operation, &'a [u8], &'a [u8]),
 }
@@ -124,6 +154,10 @@ impl Command<'_> {
             Self::Write(_) | Self::Save | Self::BackgroundSave => Access::Write,
             Self::Transaction(Transaction::Unwatch | Transaction::Watch(_)) => Access::Order,
             Self::One(..)
+            | Self::Bits(..)
+            | Self::Dump(_)
+            | Self::Lcs(..)
+            | Self::Fields(_)
             | Self::MGet(_)
             | Self::Exists(_)
             | Self::Range(_)
@@ -141,21 +175,26 @@ impl Command<'_> {
             | Self::ConfigResetStat
             | Self::ConfigRewrite
             | Self::ConfigSet(..)
+            | Self::Debug(..)
             | Self::Echo(..)
             | Self::Hello(..)
+            | Self::MemoryStats
             | Self::Ping(..)
             | Self::Quit
             | Self::Reset
+            | Self::Say(_)
             | Self::Select
             | Self::ShutDown
+            | Self::SlowLog(_)
+            | Self::Time
             | Self::Transaction(..) => Access::None,
         }
     }
 
-    /// The key whose old value is in the reply.
+    /// The key whose value, or old value, is in the reply.
     pub(crate) fn gives_old_of(&self) -> Option<&[u8]> {
         match self {
-            Self::Write(WriteCommand::GetDelete(key)) => Some(key),
+            Self::Dump(key) | Self::Write(WriteCommand::GetDelete(key)) => Some(key),
             Self::Write(WriteCommand::Modify(kind, key, _)) if kind.gives_old() => Some(key),
             _ => None,
         }
@@ -172,6 +211,9 @@ impl Command<'_> {
             Self::MGet(keys) | Self::Exists(keys) => {
                 keys.iter().map(<[u8]>::len).sum::<usize>() + keys.len() * KEY_BYTES
             }
+            Self::Fields(args) | Self::Write(WriteCommand::Fields(args)) => {
+                args.len() * FIELD_BYTES
+            }
             Self::Client(ClientCommand::List(_)) | Self::Describe(_) => LIST_BYTES,
             _ => 0,
         }
@@ -183,6 +225,10 @@ pub(crate) const SCAN_BYTES_MAX: usize = 128 * 1024;
 
 /// Memory of a key that is looked up, besides its bytes.
 const KEY_BYTES: usize = 64;
+
+/// Bytes of a reply for each argument of `BITFIELD`: an operation has at least three, and its
+/// answer is an integer.
+const FIELD_BYTES: usize = 8;
 
 /// The approximate length of lists of clients and of commands.
 const LIST_BYTES: usize = 64 * 1024;
@@ -202,6 +248,18 @@ pub enum Ask {
         /// The last byte.
         end: i64,
     },
+    /// `GETBIT`: the bit at an offset.
+    Bit(u64),
+    /// `OBJECT ENCODING`: how Redis would keep the value.
+    Encoding,
+    /// `OBJECT FREQ`: refused, because it is not counted.
+    Frequency,
+    /// `OBJECT IDLETIME`.
+    IdleTime,
+    /// `MEMORY USAGE`, with the length of the key.
+    Memory(usize),
+    /// `OBJECT REFCOUNT`.
+    References,
     /// `TYPE`.
     Type,
     /// `TTL` and `PTTL`: nothing expires here.
@@ -254,10 +312,42 @@ pub enum ClientCommand<'a> {
     NoEvict,
     Pause { timeout_ms: i64, all: bool },
     Reply(ReplyMode),
+    SetLibrary(Library, &'a [u8]),
     SetName(&'a [u8]),
     TrackingInfo,
     Unblock,
     Unpause,
+}
+
+/// What `CLIENT SETINFO` sets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Library {
+    Name,
+    Version,
+}
+
+/// `DEBUG`'s subcommands.
+#[derive(Clone, Copy, Debug)]
+pub enum Debug<'a> {
+    /// Describe the value of a key.
+    Object(&'a [u8]),
+    /// Answer a value of a type.
+    Protocol(&'a [u8]),
+    /// Make everything survive a power cut: what there is to reload here.
+    Reload,
+    /// Answer later; other connections are served meanwhile.
+    Sleep { ns: u64 },
+    /// Accepted without effect: there is nothing that it would change.
+    Accepted,
+}
+
+/// `SLOWLOG`'s subcommands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SlowLogCommand {
+    /// The last commands, at most so many.
+    Get(usize),
+    Len,
+    Reset,
 }
 
 /// `CLIENT REPLY`'s argument.

@@ -7,7 +7,7 @@ use crate::command::commands::{Describe, NameFilter};
 use crate::command::glob;
 use crate::command::help;
 use crate::command::refusal::Refusal;
-use crate::command::spec::{Argument, CommandId, Spec};
+use crate::command::spec::{Argument, CommandId, KeyPositions, Spec};
 use crate::command::table::{self, Lookup, TABLE};
 
 /// Answers `COMMAND` and its subcommands.
@@ -53,24 +53,31 @@ fn info(spec: &Spec, writer: &mut Writer<'_>) {
     if spec.keys.first == 0 {
         writer.set(0);
     } else {
-        writer.set(1);
-        key_specification(spec, writer);
+        writer.set(1 + usize::from(spec.keys.rest.is_some()));
+        key_specifications(spec.keys, writer);
     }
     writer.set(spec.subcommands.len());
     spec.subcommands.iter().for_each(|sub| info(sub, writer));
 }
 
-fn key_specification(spec: &Spec, writer: &mut Writer<'_>) {
-    let keys = spec.keys;
+fn key_specifications(keys: KeyPositions, writer: &mut Writer<'_>) {
+    let Some(rest) = keys.rest else {
+        return key_specification(keys.first, keys.last, keys.step, keys.flags, writer);
+    };
+    key_specification(keys.first, keys.first, keys.step, keys.flags, writer);
+    key_specification(keys.first + 1, keys.last, keys.step, rest, writer);
+}
+
+fn key_specification(first: i64, last: i64, step: i64, words: &[&str], writer: &mut Writer<'_>) {
     // Relative to the first key instead of the command's name.
-    let last = if keys.last < 0 { keys.last } else { keys.last - keys.first };
+    let last = if last < 0 { last } else { last - first };
     writer.map(3);
     writer.bulk(b"flags");
-    flags(keys.flags, writer);
+    flags(words, writer);
     writer.bulk(b"begin_search");
-    search(writer, "index", &[("index", keys.first)]);
+    search(writer, "index", &[("index", first)]);
     writer.bulk(b"find_keys");
-    search(writer, "range", &[("lastkey", last), ("keystep", keys.step), ("limit", 0)]);
+    search(writer, "range", &[("lastkey", last), ("keystep", step), ("limit", 0)]);
 }
 
 fn search(writer: &mut Writer<'_>, kind: &str, numbers: &[(&str, i64)]) {
@@ -144,9 +151,8 @@ fn arguments(list: &[Argument], writer: &mut Writer<'_>) {
         writer.bulk(b"type");
         writer.bulk(argument.kind.as_bytes());
         if is_key {
-            // Each of our commands describes its keys by one specification.
             writer.bulk(b"key_spec_index");
-            writer.integer(0);
+            writer.integer(argument.key_spec);
         }
         if let Some(token) = argument.token {
             writer.bulk(b"token");
@@ -190,7 +196,8 @@ fn keys(command: Args<'_>, with_flags: bool, writer: &mut Writer<'_>) {
         }
         writer.bulk(command.get(position));
         if with_flags {
-            flags(key_flags(spec, command), writer);
+            let rest = positions.rest.filter(|_| position != first);
+            flags(rest.unwrap_or_else(|| key_flags(spec, command)), writer);
         }
     }
 }
@@ -201,8 +208,26 @@ fn key_flags(spec: &Spec, command: Args<'_>) -> &'static [&'static str] {
     match spec.id {
         CommandId::Set if reads() => &["RW", "access", "update"],
         CommandId::Set => &["OW", "update"],
+        CommandId::Bitfield if only_reads(command) => &["RO", "access"],
+        CommandId::Bitfield => &["RW", "access", "update"],
         _ => spec.keys.flags,
     }
+}
+
+/// Whether the operations of a `BITFIELD` only read, as far as they are valid.
+fn only_reads(command: Args<'_>) -> bool {
+    let mut at = 2;
+    while at < command.len() {
+        let more = command.len() - at - 1;
+        if command.is(at, "get") && more >= 2 {
+            at += 3;
+        } else if command.is(at, "overflow") && more >= 1 {
+            at += 2;
+        } else {
+            return false;
+        }
+    }
+    true
 }
 
 fn list(filter: NameFilter<'_>, writer: &mut Writer<'_>) {
@@ -233,11 +258,13 @@ mod tests {
 
     fn answer(line: &str, protocol: Protocol) -> Reply {
         let mut out = Vec::new();
-        with(line, |args| match parse(args, Permissions { write: true, enter: true }).command {
-            Ok(Command::Describe(question)) => {
-                describe(question, &mut Writer::new(&mut out, protocol))
+        with(line, |args| {
+            match parse(args, Permissions { write: true, enter: true, debug: true }).command {
+                Ok(Command::Describe(question)) => {
+                    describe(question, &mut Writer::new(&mut out, protocol))
+                }
+                other => panic!("{other:?}"),
             }
-            other => panic!("{other:?}"),
         });
         let mut decoder = Decoder::new(DecoderLimits::default());
         decoder.feed(&out);
@@ -248,11 +275,13 @@ mod tests {
 
     fn raw(line: &str, protocol: Protocol) -> String {
         let mut out = Vec::new();
-        with(line, |args| match parse(args, Permissions { write: true, enter: true }).command {
-            Ok(Command::Describe(question)) => {
-                describe(question, &mut Writer::new(&mut out, protocol))
+        with(line, |args| {
+            match parse(args, Permissions { write: true, enter: true, debug: true }).command {
+                Ok(Command::Describe(question)) => {
+                    describe(question, &mut Writer::new(&mut out, protocol))
+                }
+                other => panic!("{other:?}"),
             }
-            other => panic!("{other:?}"),
         });
         String::from_utf8(out).unwrap()
     }

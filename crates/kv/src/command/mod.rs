@@ -7,15 +7,20 @@
 //! engine's error type, and no other room.
 
 pub(crate) mod args;
+pub(crate) mod bits;
 pub(crate) mod commands;
 pub(crate) mod describe;
+pub(crate) mod dump;
+pub(crate) mod fields;
 pub(crate) mod glob;
 pub(crate) mod help;
+pub(crate) mod lcs;
 pub(crate) mod long_double;
 pub(crate) mod operation;
 pub(crate) mod options;
 pub(crate) mod parse;
 pub(crate) mod range;
 pub(crate) mod refusal;
+pub(crate) mod said;
 pub(crate) mod spec;
 pub(crate) mod table;

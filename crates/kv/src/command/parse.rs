@@ -5,15 +5,26 @@
 //! arguments, would it write, are its options valid), so that a client that makes several mistakes
 //! gets the same error first.
 
+use resp::parse_i64;
+
 use crate::command::args::Args;
-use crate::command::commands::{Ask, ClientCommand, Command, Describe, Transaction, WriteCommand};
+use crate::command::bits::{self, BitOperation, BitQuery};
+use crate::command::commands::{
+    Ask, ClientCommand, Command, Describe, SlowLogCommand, Transaction, WriteCommand,
+};
+use crate::command::fields::{self, FieldOperation};
+use crate::command::help;
+use crate::command::lcs::LcsOptions;
 use crate::command::long_double::LongDouble;
-use crate::command::operation::{Condition, Operation, PutReply};
+use crate::command::operation::{Condition, Operation, PutReply, Transfer};
 use crate::command::options::{
-    auth, client_kill, client_list, client_name, client_no_evict, client_pause, client_reply,
-    client_unblock, command_list, hello, integer, range, range_ends, scan, select, set, shutdown,
+    auth, client_kill, client_list, client_name, client_no_evict, client_no_touch, client_pause,
+    client_reply, client_set_info, client_unblock, command_list, copy, debug, hello, integer,
+    memory_usage, move_key, range, range_ends, restore, scan, select, set, shutdown, slow_log_get,
+    swap_databases,
 };
 use crate::command::refusal::Refusal;
+use crate::command::said::{self, Said};
 use crate::command::spec::{CommandId, Spec, takes_count};
 use crate::command::table::{self, Lookup};
 
@@ -24,7 +35,13 @@ pub struct Permissions {
     pub write: bool,
     /// The client has given the password, or needs none.
     pub enter: bool,
+    /// `DEBUG` is allowed.
+    pub debug: bool,
 }
+
+const NO_DEBUG: &str = "ERR DEBUG command not allowed. If the enable-debug-command option is set to \"local\", you \
+     can run it from a local connection, otherwise you need to set this option in the configuration file, and then \
+     restart the server.";
 
 /// The result of parsing a client's words.
 #[derive(Debug)]
@@ -72,6 +89,8 @@ fn parse_any(args: Args<'_>, permissions: Permissions) -> Parsed<'_> {
         Refusal::WrongCount(spec.name)
     } else if !permissions.enter && !spec.is_for_all() {
         Refusal::NO_PASSWORD
+    } else if spec.id == CommandId::Debug && !permissions.debug {
+        Refusal::Text(NO_DEBUG)
     } else if spec.writes() && !permissions.write {
         Refusal::ReadOnly
     } else {
@@ -111,12 +130,20 @@ fn without_row<'a>(
 /// Parses the options of a command of the table, after its argument count and permission have been
 /// checked.
 fn parse_options<'a>(args: Args<'a>, spec: &'static Spec) -> Result<Command<'a>, Refusal<'a>> {
+    match spec.id {
+        CommandId::Swapdb => return swap_databases(args),
+        CommandId::FunctionDelete => return Err(Refusal::Text("ERR Library not found")),
+        CommandId::FunctionFlush => return Ok(Command::Say(said::function_flush(args)?)),
+        _ => {}
+    }
     if spec.writes() {
         return write(args, spec);
     }
     let client = |command| Ok(Command::Client(command));
     let describe = |command| Ok(Command::Describe(command));
     let one = |ask| Ok(Command::One(args.get(1), ask));
+    let say = |said| Ok(Command::Say(said));
+    let object = |ask| Ok(Command::One(args.get(2), ask));
     let get_keys =
         |flags| Ok(Command::Describe(Describe::GetKeys { command: args.from(2), flags }));
     match spec.id {
@@ -124,8 +151,20 @@ fn parse_options<'a>(args: Args<'a>, spec: &'static Spec) -> Result<Command<'a>,
         CommandId::Bgsave if args.len() > 2 => Err(Refusal::SYNTAX),
         CommandId::Bgsave if args.len() == 2 && !args.is(1, "schedule") => Err(Refusal::SYNTAX),
         CommandId::Bgsave => Ok(Command::BackgroundSave),
+        CommandId::Bitcount => Ok(Command::Bits(args.get(1), BitQuery::parse_count(args))),
+        CommandId::BitfieldRo => match fields::parse(args)?.iter().any(FieldOperation::writes) {
+            true => Err(Refusal::Text("ERR BITFIELD_RO only supports the GET subcommand")),
+            false => Ok(Command::Fields(args)),
+        },
+        CommandId::Bitpos => Ok(Command::Bits(args.get(1), BitQuery::parse_find(args)?)),
         // A container without a subcommand has too few arguments, so it never gets here.
-        CommandId::Client | CommandId::Config => Err(Refusal::WrongCount(spec.name)),
+        CommandId::Client
+        | CommandId::Config
+        | CommandId::Function
+        | CommandId::Latency
+        | CommandId::Memory
+        | CommandId::Object
+        | CommandId::Slowlog => Err(Refusal::WrongCount(spec.name)),
         // Tracking does not exist, so it is never on.
         CommandId::ClientCaching => Err(Refusal::NOT_TRACKED),
         CommandId::ClientGetname => client(ClientCommand::GetName),
@@ -136,8 +175,10 @@ fn parse_options<'a>(args: Args<'a>, spec: &'static Spec) -> Result<Command<'a>,
         CommandId::ClientKill => client(ClientCommand::Kill(client_kill(args)?)),
         CommandId::ClientList => client(ClientCommand::List(client_list(args)?)),
         CommandId::ClientNoEvict => client(client_no_evict(args)?),
+        CommandId::ClientNoTouch => client_no_touch(args),
         CommandId::ClientPause => client(client_pause(args)?),
         CommandId::ClientReply => client(client_reply(args)?),
+        CommandId::ClientSetinfo => client(client_set_info(args)?),
         CommandId::ClientSetname => client(ClientCommand::SetName(client_name(args.get(2))?)),
         CommandId::ClientTrackinginfo => client(ClientCommand::TrackingInfo),
         CommandId::ClientUnblock => client(client_unblock(args)?),
@@ -157,11 +198,46 @@ fn parse_options<'a>(args: Args<'a>, spec: &'static Spec) -> Result<Command<'a>,
         CommandId::ConfigSet if args.len() % 2 == 1 => Err(Refusal::SYNTAX),
         CommandId::ConfigSet => Ok(Command::ConfigSet(args.from(2))),
         CommandId::Dbsize => Ok(Command::DbSize),
+        CommandId::Debug => debug(args),
         CommandId::Discard => Ok(Command::Transaction(Transaction::Discard)),
+        CommandId::Dump => Ok(Command::Dump(args.get(1))),
+        CommandId::FunctionDump => say(Said::NoFunctionsDumped),
+        CommandId::FunctionHelp => say(Said::Help(help::FUNCTION)),
+        CommandId::FunctionKill => Err(Refusal::Text("NOTBUSY No scripts in execution right now.")),
+        CommandId::FunctionList => say(said::function_list(args)?),
+        CommandId::FunctionStats => say(Said::NoFunctions),
+        CommandId::LatencyDoctor => say(Said::Text(said::LATENCY)),
+        CommandId::LatencyGraph => Err(Refusal::Quoting {
+            before: "ERR No samples available for event '",
+            word: args.get(2),
+            after: "'",
+        }),
+        CommandId::LatencyHelp => say(Said::Help(help::LATENCY)),
+        CommandId::LatencyHistogram => say(Said::NoEntries),
+        CommandId::LatencyHistory | CommandId::LatencyLatest => say(Said::Nothing),
+        CommandId::LatencyReset => say(Said::Integer(0)),
+        CommandId::Lcs => Ok(Command::Lcs(args.get(1), args.get(2), LcsOptions::parse(args)?)),
+        CommandId::MemoryDoctor => say(Said::Text(said::MEMORY)),
+        CommandId::MemoryHelp => say(Said::Help(help::MEMORY)),
+        CommandId::MemoryMallocStats => say(Said::Text(said::ALLOCATOR)),
+        CommandId::MemoryPurge => say(Said::Ok),
+        CommandId::MemoryStats => Ok(Command::MemoryStats),
+        CommandId::MemoryUsage => memory_usage(args),
+        CommandId::ObjectEncoding => object(Ask::Encoding),
+        CommandId::ObjectFreq => object(Ask::Frequency),
+        CommandId::ObjectHelp => say(Said::Help(help::OBJECT)),
+        CommandId::ObjectIdletime => object(Ask::IdleTime),
+        CommandId::ObjectRefcount => object(Ask::References),
+        CommandId::SlowlogGet => slow_log_get(args),
+        CommandId::SlowlogHelp => say(Said::Help(help::SLOWLOG)),
+        CommandId::SlowlogLen => Ok(Command::SlowLog(SlowLogCommand::Len)),
+        CommandId::SlowlogReset => Ok(Command::SlowLog(SlowLogCommand::Reset)),
+        CommandId::Time => Ok(Command::Time),
         CommandId::Echo => Ok(Command::Echo(args.get(1))),
         CommandId::Exec => Ok(Command::Transaction(Transaction::Exec)),
-        CommandId::Exists => Ok(Command::Exists(args.from(1))),
+        CommandId::Exists | CommandId::Touch => Ok(Command::Exists(args.from(1))),
         CommandId::Get => one(Ask::Value),
+        CommandId::Getbit => one(Ask::Bit(bits::parse_offset(args.get(2), None)?)),
         CommandId::Getrange | CommandId::Substr => {
             one(Ask::Part { start: integer(args.get(2))?, end: integer(args.get(3))? })
         }
@@ -187,22 +263,33 @@ fn parse_options<'a>(args: Args<'a>, spec: &'static Spec) -> Result<Command<'a>,
         CommandId::Unwatch => Ok(Command::Transaction(Transaction::Unwatch)),
         CommandId::Watch => Ok(Command::Transaction(Transaction::Watch(args.from(1)))),
         CommandId::Append
+        | CommandId::Bitfield
+        | CommandId::Bitop
+        | CommandId::Copy
         | CommandId::Decr
         | CommandId::Decrby
         | CommandId::Del
         | CommandId::Flushall
         | CommandId::Flushdb
+        | CommandId::FunctionDelete
+        | CommandId::FunctionFlush
         | CommandId::Getdel
         | CommandId::Getset
         | CommandId::Incr
         | CommandId::Incrby
         | CommandId::Incrbyfloat
+        | CommandId::Move
         | CommandId::MrDelrange
         | CommandId::Mset
         | CommandId::Msetnx
+        | CommandId::Rename
+        | CommandId::Renamenx
+        | CommandId::Restore
         | CommandId::Set
+        | CommandId::Setbit
         | CommandId::Setnx
         | CommandId::Setrange
+        | CommandId::Swapdb
         | CommandId::Unlink => write(args, spec),
     }
 }
@@ -213,6 +300,18 @@ fn write<'a>(args: Args<'a>, spec: &'static Spec) -> Result<Command<'a>, Refusal
     let modify = |kind, operand| Ok(WriteCommand::Modify(kind, key, operand));
     let command = match spec.id {
         CommandId::Append => modify(Operation::Append, args.get(2)),
+        CommandId::Bitfield => {
+            fields::parse(args)?;
+            Ok(WriteCommand::Fields(args))
+        }
+        CommandId::Bitop => match BitOperation::parse(args.get(1)) {
+            None => Err(Refusal::SYNTAX),
+            Some(BitOperation::Not) if args.len() != 4 => {
+                Err(Refusal::Text("ERR BITOP NOT must be called with a single source key."))
+            }
+            Some(operation) => Ok(WriteCommand::Combine(operation, args.get(2), args.from(3))),
+        },
+        CommandId::Copy => copy(args),
         CommandId::Decr => modify(Operation::Add(-1), b""),
         CommandId::Decrby => match integer(args.get(2))?.checked_neg() {
             Some(by) => modify(Operation::Add(by), b""),
@@ -244,7 +343,20 @@ fn write<'a>(args: Args<'a>, spec: &'static Spec) -> Result<Command<'a>, Refusal
         }
         CommandId::Mset => Ok(WriteCommand::PutAll(args.from(1))),
         CommandId::Msetnx => Ok(WriteCommand::PutAllIfNone(args.from(1))),
+        CommandId::Move => move_key(args),
+        CommandId::Rename => Ok(WriteCommand::Transfer(Transfer::Rename, key, args.get(2))),
+        CommandId::Renamenx => Ok(WriteCommand::Transfer(Transfer::RenameIfNone, key, args.get(2))),
+        CommandId::Restore => restore(args),
         CommandId::Set => set(args),
+        CommandId::Setbit => {
+            let offset = bits::parse_offset(args.get(2), None)?;
+            let on = match parse_i64(args.get(3)) {
+                Some(0) => false,
+                Some(1) => true,
+                _ => return Err(Refusal::Text("ERR bit is not an integer or out of range")),
+            };
+            modify(Operation::SetBit { offset, on }, b"")
+        }
         CommandId::Setnx => {
             let only = Some(Condition::Missing);
             modify(Operation::PutIf { only, reply: PutReply::Flag }, args.get(2))
@@ -268,7 +380,7 @@ mod tests {
     use crate::command::range::RangeBound;
     use resp::{Protocol, Writer};
 
-    const READS: Permissions = Permissions { write: false, enter: true };
+    const READS: Permissions = Permissions { write: false, enter: true, debug: false };
 
     /// The error reply to `line`, or the parsed command.
     fn outcome(line: &str) -> String {
@@ -314,8 +426,6 @@ mod tests {
             "-ERR Client names cannot contain spaces, newlines or special characters.",
         ),
         ("client no-evict x", "-ERR syntax error"),
-        ("client no-touch on", "-ERR unknown subcommand 'no-touch'. Try CLIENT HELP."),
-        ("client setinfo lib-name x", "-ERR unknown subcommand 'setinfo'. Try CLIENT HELP."),
         ("client reply xx", "-ERR syntax error"),
         ("client pause -1", "-ERR timeout is negative"),
         ("client pause abc", "-ERR timeout is not an integer or out of range"),

@@ -21,6 +21,13 @@ pub enum Refusal<'a> {
         /// The unknown subcommand.
         word: &'a [u8],
     },
+    /// A subcommand with a wrong number of arguments.
+    WrongSubcommand {
+        /// The container's name, in capitals.
+        container: &'static str,
+        /// The subcommand.
+        word: &'a [u8],
+    },
     /// A wrong number of arguments for the command of this full name.
     WrongCount(&'static str),
     /// A write on a read-only node.
@@ -51,6 +58,10 @@ impl Refusal<'_> {
     pub const NOT_TRACKED: Self = Refusal::Text(
         "ERR CLIENT CACHING can be called only when the client is in tracking mode with OPTIN or OPTOUT mode enabled",
     );
+    /// The index of a database that does not exist.
+    pub const NO_DATABASE: Self = Refusal::Text("ERR DB index is out of range");
+    /// A copy of a key onto itself.
+    pub const SAME_OBJECT: Self = Refusal::Text("ERR source and destination objects are the same");
     /// A number was expected.
     pub const NOT_AN_INTEGER: Self = Refusal::Text("ERR value is not an integer or out of range");
 
@@ -94,6 +105,13 @@ impl Refusal<'_> {
                 text.extend_from_slice(
                     format!("'. Try {} HELP.", container.to_uppercase()).as_bytes(),
                 );
+                writer.error_bytes(&text);
+            }
+            Self::WrongSubcommand { container, word } => {
+                let mut text =
+                    b"ERR unknown subcommand or wrong number of arguments for '".to_vec();
+                text.extend_from_slice(quotable(word, QUOTED_BYTES_MAX));
+                text.extend_from_slice(format!("'. Try {container} HELP.").as_bytes());
                 writer.error_bytes(&text);
             }
             Self::WrongCount(name) => {

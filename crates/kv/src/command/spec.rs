@@ -6,6 +6,11 @@ pub enum CommandId {
     Append,
     Auth,
     Bgsave,
+    Bitcount,
+    Bitfield,
+    BitfieldRo,
+    Bitop,
+    Bitpos,
     Client,
     ClientCaching,
     ClientGetname,
@@ -16,8 +21,10 @@ pub enum CommandId {
     ClientKill,
     ClientList,
     ClientNoEvict,
+    ClientNoTouch,
     ClientPause,
     ClientReply,
+    ClientSetinfo,
     ClientSetname,
     ClientTrackinginfo,
     ClientUnblock,
@@ -36,17 +43,29 @@ pub enum CommandId {
     ConfigResetstat,
     ConfigRewrite,
     ConfigSet,
+    Copy,
     Dbsize,
+    Debug,
     Decr,
     Decrby,
     Del,
     Discard,
+    Dump,
     Echo,
     Exec,
     Exists,
     Flushall,
     Flushdb,
+    Function,
+    FunctionDelete,
+    FunctionDump,
+    FunctionFlush,
+    FunctionHelp,
+    FunctionKill,
+    FunctionList,
+    FunctionStats,
     Get,
+    Getbit,
     Getdel,
     Getrange,
     Getset,
@@ -57,26 +76,61 @@ pub enum CommandId {
     Info,
     Keys,
     Lastsave,
+    Latency,
+    LatencyDoctor,
+    LatencyGraph,
+    LatencyHelp,
+    LatencyHistogram,
+    LatencyHistory,
+    LatencyLatest,
+    LatencyReset,
+    Lcs,
+    Memory,
+    MemoryDoctor,
+    MemoryHelp,
+    MemoryMallocStats,
+    MemoryPurge,
+    MemoryStats,
+    MemoryUsage,
     Mget,
+    Move,
     MrDelrange,
     MrRange,
     Mset,
     Msetnx,
     Multi,
+    Object,
+    ObjectEncoding,
+    ObjectFreq,
+    ObjectHelp,
+    ObjectIdletime,
+    ObjectRefcount,
     Ping,
     Pttl,
     Quit,
     Randomkey,
+    Rename,
+    Renamenx,
     Reset,
+    Restore,
     Save,
     Scan,
     Select,
     Set,
+    Setbit,
     Setnx,
     Setrange,
     Shutdown,
+    Slowlog,
+    SlowlogGet,
+    SlowlogHelp,
+    SlowlogLen,
+    SlowlogReset,
     Strlen,
     Substr,
+    Swapdb,
+    Time,
+    Touch,
     Ttl,
     Type,
     Unlink,
@@ -101,6 +155,8 @@ pub struct KeyPositions {
     pub step: i64,
     /// What the command does to them, in Redis's words.
     pub flags: &'static [&'static str],
+    /// What it does to the keys after the first one, where that differs.
+    pub rest: Option<&'static [&'static str]>,
 }
 
 /// A word of a command's syntax.
@@ -116,22 +172,34 @@ pub struct Argument {
     pub flags: &'static [&'static str],
     /// The parts of a `oneof` or a `block`.
     pub parts: &'static [Argument],
+    /// The number of the key specification that a key belongs to.
+    pub key_spec: i64,
 }
 
 impl Argument {
     /// A required argument of a kind.
     pub const fn new(name: &'static str, kind: &'static str) -> Self {
-        Self { name, kind, token: None, flags: &[], parts: &[] }
+        Self { name, kind, token: None, flags: &[], parts: &[], key_spec: 0 }
     }
 
     /// A literal word.
     pub const fn word(name: &'static str, token: &'static str) -> Self {
-        Self { name, kind: "pure-token", token: Some(token), flags: &[], parts: &[] }
+        Self { kind: "pure-token", token: Some(token), ..Self::new(name, "") }
     }
 
     /// An alternative.
     pub const fn one_of(name: &'static str, parts: &'static [Argument]) -> Self {
-        Self { name, kind: "oneof", token: None, flags: &[], parts }
+        Self { parts, ..Self::new(name, "oneof") }
+    }
+
+    /// Several words that belong together.
+    pub const fn block(name: &'static str, parts: &'static [Argument]) -> Self {
+        Self { parts, ..Self::new(name, "block") }
+    }
+
+    /// Names the key specification that a key belongs to.
+    pub const fn of_keys(self, key_spec: i64) -> Self {
+        Self { key_spec, ..self }
     }
 
     /// Adds the word before it.
@@ -178,7 +246,7 @@ pub struct Spec {
     pub subcommands: &'static [Spec],
 }
 
-const NO_KEYS: KeyPositions = KeyPositions { first: 0, last: 0, step: 0, flags: &[] };
+const NO_KEYS: KeyPositions = KeyPositions { first: 0, last: 0, step: 0, flags: &[], rest: None };
 
 impl Spec {
     /// A command without keys, arguments and subcommands.
@@ -216,16 +284,26 @@ impl Spec {
     }
 
     pub(crate) const fn one_key(self, flags: &'static [&'static str]) -> Self {
-        Self { keys: KeyPositions { first: 1, last: 1, step: 1, flags }, ..self }
+        self.keys(1, 1, flags)
     }
 
     pub(crate) const fn many_keys(self, flags: &'static [&'static str]) -> Self {
-        Self { keys: KeyPositions { first: 1, last: -1, step: 1, flags }, ..self }
+        self.keys(1, -1, flags)
+    }
+
+    /// Keys at consecutive positions.
+    pub(crate) const fn keys(self, first: i64, last: i64, flags: &'static [&'static str]) -> Self {
+        Self { keys: KeyPositions { first, last, step: 1, flags, rest: None }, ..self }
+    }
+
+    /// Adds what it does to the keys after the first one.
+    pub(crate) const fn rest(self, flags: &'static [&'static str]) -> Self {
+        Self { keys: KeyPositions { rest: Some(flags), ..self.keys }, ..self }
     }
 
     /// Alternating keys and values.
     pub(crate) const fn pairs(self, flags: &'static [&'static str]) -> Self {
-        Self { keys: KeyPositions { first: 1, last: -1, step: 2, flags }, ..self }
+        Self { keys: KeyPositions { first: 1, last: -1, step: 2, flags, rest: None }, ..self }
     }
 
     pub(crate) const fn since(self, since: &'static str) -> Self {

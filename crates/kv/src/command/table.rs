@@ -24,6 +24,8 @@ const REMOVE: &[&str] = &["write"];
 const REMOVE_FAST: &[&str] = &["write", "fast"];
 const STRING: &[&str] = &["@write", "@string", "@slow"];
 const STRING_FAST: &[&str] = &["@write", "@string", "@fast"];
+const ACCESS: &[&str] = &["RO", "access"];
+const EXISTENCE: &[&str] = &["RO"];
 const CHANGE_PART: &[&str] = &["RW", "update"];
 const CHANGE: &[&str] = &["RW", "access", "update"];
 const OPTIONAL: &[&str] = &["optional"];
@@ -34,13 +36,31 @@ const KEY: Argument = Argument::new("key", "key");
 const KEYS: Argument = KEY.flagged(MULTIPLE);
 
 const VALUE: Argument = Argument::new("value", "string");
-const PAIRS: &[Argument] = &[Argument {
-    name: "key_value",
-    kind: "block",
-    token: None,
-    flags: MULTIPLE,
-    parts: &[KEY, VALUE],
-}];
+const PAIRS: &[Argument] = &[Argument::block("key_value", &[KEY, VALUE]).flagged(MULTIPLE)];
+
+const BIT_RANGE: Argument = Argument::block(
+    "index",
+    &[
+        Argument::new("start", "integer"),
+        Argument::new("end", "integer").flagged(OPTIONAL),
+        Argument::one_of(
+            "index_unit",
+            &[Argument::word("byte", "BYTE"), Argument::word("bit", "BIT")],
+        )
+        .flagged(OPTIONAL),
+    ],
+);
+
+const FIELD: Argument = Argument::block(
+    "encoding_offset",
+    &[Argument::new("encoding", "string"), Argument::new("offset", "integer")],
+);
+
+const FIELD_NUMBER: &[Argument] = &[
+    Argument::new("encoding", "string"),
+    Argument::new("offset", "integer"),
+    Argument::new("value", "integer"),
+];
 
 const FLUSH: &[Argument] = &[Argument::one_of(
     "async",
@@ -112,12 +132,9 @@ const CLIENT: &[Spec] = &[
             "filter",
             &[
                 Argument::new("ip:port", "string"),
-                Argument {
-                    name: "filters",
-                    kind: "block",
-                    token: None,
-                    flags: MULTIPLE,
-                    parts: &[
+                Argument::block(
+                    "filters",
+                    &[
                         Argument::new("client-id", "integer").after("ID").flagged(OPTIONAL),
                         CLIENT_TYPE,
                         Argument::new("username", "string").after("USER").flagged(OPTIONAL),
@@ -125,7 +142,8 @@ const CLIENT: &[Spec] = &[
                         Argument::new("ip:port", "string").after("LADDR").flagged(OPTIONAL),
                         Argument::new("yes/no", "string").after("SKIPME").flagged(OPTIONAL),
                     ],
-                },
+                )
+                .flagged(MULTIPLE),
             ],
         )]),
     Spec::new(CommandId::ClientList, "client|list", -2, "connection", "Describes all connections")
@@ -146,6 +164,16 @@ const CLIENT: &[Spec] = &[
     )
     .since("7.0.0")
     .flags(PER_SERVER, ADMIN_CONNECTION)
+    .takes(&[Argument::one_of("enabled", ON_OFF)]),
+    Spec::new(
+        CommandId::ClientNoTouch,
+        "client|no-touch",
+        3,
+        "connection",
+        "Accepted; no access times are kept here",
+    )
+    .since("7.2.0")
+    .flags(PER_CLIENT, SLOW_CONNECTION)
     .takes(&[Argument::one_of("enabled", ON_OFF)]),
     Spec::new(
         CommandId::ClientPause,
@@ -173,6 +201,22 @@ const CLIENT: &[Spec] = &[
     .takes(&[Argument::one_of(
         "on_off_skip",
         &[Argument::word("on", "ON"), Argument::word("off", "OFF"), Argument::word("skip", "SKIP")],
+    )]),
+    Spec::new(
+        CommandId::ClientSetinfo,
+        "client|setinfo",
+        4,
+        "connection",
+        "Names the client's library or its version",
+    )
+    .since("7.2.0")
+    .flags(PER_CLIENT, SLOW_CONNECTION)
+    .takes(&[Argument::one_of(
+        "attr",
+        &[
+            Argument::new("libname", "string").after("LIB-NAME"),
+            Argument::new("libver", "string").after("LIB-VER"),
+        ],
     )]),
     Spec::new(CommandId::ClientSetname, "client|setname", 3, "connection", "Names this connection")
         .since("2.6.9")
@@ -305,17 +349,284 @@ const CONFIG: &[Spec] = &[
         .costs("O(N) with N settings")
         .flags(PER_SERVER, ADMIN)
         .tips(&["request_policy:all_nodes", "response_policy:all_succeeded"])
-        .takes(&[Argument {
-            name: "parameter_value",
-            kind: "block",
-            token: None,
-            flags: MULTIPLE,
-            parts: &[Argument::new("parameter", "string"), VALUE],
-        }]),
+        .takes(&[Argument::block(
+            "parameter_value",
+            &[Argument::new("parameter", "string"), VALUE],
+        )
+        .flagged(MULTIPLE)]),
 ];
 
-const ACCESS: &[&str] = &["RO", "access"];
-const EXISTENCE: &[&str] = &["RO"];
+const FUNCTION: &[Spec] = &[
+    Spec::new(
+        CommandId::FunctionDelete,
+        "function|delete",
+        3,
+        "scripting",
+        "Refused: there are no libraries",
+    )
+    .since("7.0.0")
+    .flags(&["write", "noscript"], &["@write", "@slow", "@scripting"])
+    .tips(&["request_policy:all_shards", "response_policy:all_succeeded"])
+    .takes(&[Argument::new("library-name", "string")]),
+    Spec::new(
+        CommandId::FunctionDump,
+        "function|dump",
+        2,
+        "scripting",
+        "Gives all libraries as a payload; there are none",
+    )
+    .since("7.0.0")
+    .flags(&["noscript"], &["@slow", "@scripting"]),
+    Spec::new(
+        CommandId::FunctionFlush,
+        "function|flush",
+        -2,
+        "scripting",
+        "Removes all libraries; there are none",
+    )
+    .since("7.0.0")
+    .flags(&["write", "noscript"], &["@write", "@slow", "@scripting"])
+    .tips(&["request_policy:all_shards", "response_policy:all_succeeded"])
+    .takes(FLUSH),
+    Spec::new(CommandId::FunctionHelp, "function|help", 2, "scripting", "Lists the subcommands")
+        .since("7.0.0")
+        .flags(LOADING, &["@slow", "@scripting"]),
+    Spec::new(
+        CommandId::FunctionKill,
+        "function|kill",
+        2,
+        "scripting",
+        "Refused: no function runs",
+    )
+    .since("7.0.0")
+    .flags(&["noscript", "allow_busy"], &["@slow", "@scripting"])
+    .tips(&["request_policy:all_shards", "response_policy:one_succeeded"]),
+    Spec::new(
+        CommandId::FunctionList,
+        "function|list",
+        -2,
+        "scripting",
+        "Lists libraries; there are none",
+    )
+    .since("7.0.0")
+    .flags(&["noscript"], &["@slow", "@scripting"])
+    .tips(&["nondeterministic_output_order"])
+    .takes(&[
+        Argument::new("library-name-pattern", "string").after("LIBRARYNAME").flagged(OPTIONAL),
+        Argument::word("withcode", "WITHCODE").flagged(OPTIONAL),
+    ]),
+    Spec::new(
+        CommandId::FunctionStats,
+        "function|stats",
+        2,
+        "scripting",
+        "Tells which function runs; none",
+    )
+    .since("7.0.0")
+    .flags(&["noscript", "allow_busy"], &["@slow", "@scripting"])
+    .tips(&["nondeterministic_output", "request_policy:all_shards", "response_policy:special"]),
+];
+
+const LATENCY: &[Spec] = &[
+    Spec::new(
+        CommandId::LatencyDoctor,
+        "latency|doctor",
+        2,
+        "server",
+        "Tells where to look for latency",
+    )
+    .since("2.8.13")
+    .flags(PER_SERVER, ADMIN)
+    .tips(&["nondeterministic_output", "request_policy:all_nodes", "response_policy:special"]),
+    Spec::new(
+        CommandId::LatencyGraph,
+        "latency|graph",
+        3,
+        "server",
+        "Refused: there are no samples",
+    )
+    .since("2.8.13")
+    .flags(PER_SERVER, ADMIN)
+    .tips(&["nondeterministic_output", "request_policy:all_nodes", "response_policy:special"])
+    .takes(&[Argument::new("event", "string")]),
+    Spec::new(CommandId::LatencyHelp, "latency|help", 2, "server", "Lists the subcommands")
+        .since("2.8.13")
+        .flags(LOADING, &["@slow"]),
+    Spec::new(
+        CommandId::LatencyHistogram,
+        "latency|histogram",
+        -2,
+        "server",
+        "Lists latencies of commands; none are kept",
+    )
+    .since("7.0.0")
+    .flags(PER_SERVER, ADMIN)
+    .tips(&["nondeterministic_output", "request_policy:all_nodes", "response_policy:special"])
+    .takes(&[Argument::new("command", "string").flagged(ANY_NUMBER)]),
+    Spec::new(
+        CommandId::LatencyHistory,
+        "latency|history",
+        3,
+        "server",
+        "Lists samples of an event; there are none",
+    )
+    .since("2.8.13")
+    .flags(PER_SERVER, ADMIN)
+    .tips(&["nondeterministic_output", "request_policy:all_nodes", "response_policy:special"])
+    .takes(&[Argument::new("event", "string")]),
+    Spec::new(
+        CommandId::LatencyLatest,
+        "latency|latest",
+        2,
+        "server",
+        "Lists the last samples; there are none",
+    )
+    .since("2.8.13")
+    .flags(PER_SERVER, ADMIN)
+    .tips(&["nondeterministic_output", "request_policy:all_nodes", "response_policy:special"]),
+    Spec::new(
+        CommandId::LatencyReset,
+        "latency|reset",
+        -2,
+        "server",
+        "Removes samples; there are none",
+    )
+    .since("2.8.13")
+    .flags(PER_SERVER, ADMIN)
+    .tips(&["request_policy:all_nodes", "response_policy:all_succeeded"])
+    .takes(&[Argument::new("event", "string").flagged(ANY_NUMBER)]),
+];
+
+const MEMORY: &[Spec] = &[
+    Spec::new(
+        CommandId::MemoryDoctor,
+        "memory|doctor",
+        2,
+        "server",
+        "Tells of problems with memory",
+    )
+    .since("4.0.0")
+    .flags(&[], &["@slow"])
+    .tips(&["nondeterministic_output", "request_policy:all_shards", "response_policy:special"]),
+    Spec::new(CommandId::MemoryHelp, "memory|help", 2, "server", "Lists the subcommands")
+        .since("4.0.0")
+        .flags(LOADING, &["@slow"]),
+    Spec::new(
+        CommandId::MemoryMallocStats,
+        "memory|malloc-stats",
+        2,
+        "server",
+        "Accepted; the allocator is not asked",
+    )
+    .since("4.0.0")
+    .flags(&[], &["@slow"])
+    .tips(&["nondeterministic_output", "request_policy:all_shards", "response_policy:special"]),
+    Spec::new(
+        CommandId::MemoryPurge,
+        "memory|purge",
+        2,
+        "server",
+        "Accepted; memory is returned continuously",
+    )
+    .since("4.0.0")
+    .flags(&[], &["@slow"])
+    .tips(&["request_policy:all_shards", "response_policy:all_succeeded"]),
+    Spec::new(CommandId::MemoryStats, "memory|stats", 2, "server", "Tells how much memory is used")
+        .since("4.0.0")
+        .flags(&[], &["@slow"])
+        .tips(&["nondeterministic_output", "request_policy:all_shards", "response_policy:special"]),
+    Spec::new(
+        CommandId::MemoryUsage,
+        "memory|usage",
+        -3,
+        "server",
+        "Tells how many bytes a key and its value have",
+    )
+    .since("4.0.0")
+    .flags(READ, &["@read", "@slow"])
+    .keys(2, 2, EXISTENCE)
+    .takes(&[KEY, Argument::new("count", "integer").after("SAMPLES").flagged(OPTIONAL)]),
+];
+
+const OBJECT: &[Spec] = &[
+    Spec::new(
+        CommandId::ObjectEncoding,
+        "object|encoding",
+        3,
+        "generic",
+        "Tells how Redis would keep a value",
+    )
+    .since("2.2.3")
+    .flags(READ, &["@keyspace", "@read", "@slow"])
+    .tips(&["nondeterministic_output"])
+    .keys(2, 2, EXISTENCE)
+    .takes(&[KEY]),
+    Spec::new(
+        CommandId::ObjectFreq,
+        "object|freq",
+        3,
+        "generic",
+        "Refused: accesses are not counted",
+    )
+    .since("4.0.0")
+    .flags(READ, &["@keyspace", "@read", "@slow"])
+    .tips(&["nondeterministic_output"])
+    .keys(2, 2, EXISTENCE)
+    .takes(&[KEY]),
+    Spec::new(CommandId::ObjectHelp, "object|help", 2, "generic", "Lists the subcommands")
+        .since("6.2.0")
+        .flags(LOADING, &["@keyspace", "@slow"]),
+    Spec::new(
+        CommandId::ObjectIdletime,
+        "object|idletime",
+        3,
+        "generic",
+        "Tells how long a key was not accessed; always 0",
+    )
+    .since("2.2.3")
+    .flags(READ, &["@keyspace", "@read", "@slow"])
+    .tips(&["nondeterministic_output"])
+    .keys(2, 2, EXISTENCE)
+    .takes(&[KEY]),
+    Spec::new(
+        CommandId::ObjectRefcount,
+        "object|refcount",
+        3,
+        "generic",
+        "Tells how often Redis would refer to a value",
+    )
+    .since("2.2.3")
+    .flags(READ, &["@keyspace", "@read", "@slow"])
+    .tips(&["nondeterministic_output"])
+    .keys(2, 2, EXISTENCE)
+    .takes(&[KEY]),
+];
+
+const SLOWLOG: &[Spec] = &[
+    Spec::new(CommandId::SlowlogGet, "slowlog|get", -2, "server", "Lists the last slow commands")
+        .since("2.2.12")
+        .flags(&["admin", "loading", "stale"], ADMIN)
+        .costs("O(N) with N commands")
+        .tips(&["request_policy:all_nodes", "nondeterministic_output"])
+        .takes(&[Argument::new("count", "integer").flagged(OPTIONAL)]),
+    Spec::new(CommandId::SlowlogHelp, "slowlog|help", 2, "server", "Lists the subcommands")
+        .since("6.2.0")
+        .flags(LOADING, &["@slow"]),
+    Spec::new(
+        CommandId::SlowlogLen,
+        "slowlog|len",
+        2,
+        "server",
+        "Tells how many slow commands there are",
+    )
+    .since("2.2.12")
+    .flags(&["admin", "loading", "stale"], ADMIN)
+    .tips(&["request_policy:all_nodes", "response_policy:agg_sum", "nondeterministic_output"]),
+    Spec::new(CommandId::SlowlogReset, "slowlog|reset", 2, "server", "Removes the slow commands")
+        .since("2.2.12")
+        .flags(&["admin", "loading", "stale"], ADMIN)
+        .tips(&["request_policy:all_nodes", "response_policy:all_succeeded"]),
+];
 
 /// Every command, sorted by name.
 pub static TABLE: &[Spec] = &[
@@ -334,6 +645,85 @@ pub static TABLE: &[Spec] = &[
     Spec::new(CommandId::Bgsave, "bgsave", -1, "server", "Does what SAVE does, and does not wait")
         .flags(&["admin", "noscript", "no_async_loading"], ADMIN)
         .takes(&[Argument::word("schedule", "SCHEDULE").flagged(OPTIONAL)]),
+    Spec::new(CommandId::Bitcount, "bitcount", -2, "bitmap", "Counts the bits of a value")
+        .since("2.6.0")
+        .costs("O(N) with N bytes of the value")
+        .flags(READ, &["@read", "@bitmap", "@slow"])
+        .one_key(ACCESS)
+        .takes(&[KEY, BIT_RANGE.flagged(OPTIONAL)]),
+    Spec::new(
+        CommandId::Bitfield,
+        "bitfield",
+        -2,
+        "bitmap",
+        "Reads and changes integers in a value",
+    )
+    .since("3.2.0")
+    .costs("O(1) for each operation")
+    .flags(WRITE, &["@write", "@bitmap", "@slow"])
+    .one_key(&["RW", "access", "update", "variable_flags"])
+    .takes(&[
+        KEY,
+        Argument::one_of(
+            "operation",
+            &[
+                FIELD.after("GET"),
+                Argument::block(
+                    "write",
+                    &[
+                        Argument::one_of(
+                            "wrap_sat_fail",
+                            &[
+                                Argument::word("wrap", "WRAP"),
+                                Argument::word("sat", "SAT"),
+                                Argument::word("fail", "FAIL"),
+                            ],
+                        )
+                        .after("OVERFLOW")
+                        .flagged(OPTIONAL),
+                        Argument::one_of(
+                            "write_operation",
+                            &[
+                                Argument::block("encoding_offset_value", FIELD_NUMBER).after("SET"),
+                                Argument::block("encoding_offset_increment", FIELD_NUMBER)
+                                    .after("INCRBY"),
+                            ],
+                        ),
+                    ],
+                ),
+            ],
+        )
+        .flagged(MULTIPLE),
+    ]),
+    Spec::new(CommandId::BitfieldRo, "bitfield_ro", -2, "bitmap", "Reads integers in a value")
+        .since("6.0.0")
+        .costs("O(1) for each operation")
+        .flags(READ_FAST, &["@read", "@bitmap", "@fast"])
+        .one_key(ACCESS)
+        .takes(&[KEY, FIELD.after("GET").flagged(ANY_NUMBER)]),
+    Spec::new(CommandId::Bitop, "bitop", -4, "bitmap", "Combines the bits of values")
+        .since("2.6.0")
+        .costs("O(N) with N bytes of the values")
+        .flags(WRITE, &["@write", "@bitmap", "@slow"])
+        .keys(2, -1, &["OW", "update"])
+        .rest(ACCESS)
+        .takes(&[
+            Argument::new("operation", "string"),
+            Argument::new("destkey", "key"),
+            KEYS.of_keys(1),
+        ]),
+    Spec::new(
+        CommandId::Bitpos,
+        "bitpos",
+        -3,
+        "bitmap",
+        "Finds the first bit that is set or clear",
+    )
+    .since("2.8.7")
+    .costs("O(N) with N bytes of the value")
+    .flags(READ, &["@read", "@bitmap", "@slow"])
+    .one_key(ACCESS)
+    .takes(&[KEY, Argument::new("bit", "integer"), BIT_RANGE.flagged(OPTIONAL)]),
     Spec::new(CommandId::Client, "client", -2, "connection", "Contains commands about connections")
         .since("2.4.0")
         .flags(&[], &["@slow"])
@@ -350,9 +740,24 @@ pub static TABLE: &[Spec] = &[
         .flags(&[], &["@slow"])
         .costs("Depends on the subcommand")
         .contains(CONFIG),
+    Spec::new(CommandId::Copy, "copy", -3, "generic", "Gives a key the value of another one")
+        .since("6.2.0")
+        .costs("O(N) with N bytes of the value")
+        .flags(WRITE, &["@keyspace", "@write", "@slow"])
+        .keys(1, 2, ACCESS)
+        .rest(&["OW", "update"])
+        .takes(&[
+            Argument::new("source", "key"),
+            Argument::new("destination", "key").of_keys(1),
+            Argument::new("destination-db", "integer").after("DB").flagged(OPTIONAL),
+            Argument::word("replace", "REPLACE").flagged(OPTIONAL),
+        ]),
     Spec::new(CommandId::Dbsize, "dbsize", 1, "server", "Estimates the number of keys")
         .flags(READ_FAST, &["@keyspace", "@read", "@fast"])
         .tips(&["request_policy:all_shards", "response_policy:agg_sum"]),
+    Spec::new(CommandId::Debug, "debug", -2, "server", "Helps to test; off unless it is enabled")
+        .flags(PER_SERVER, ADMIN)
+        .costs("Depends on the subcommand"),
     Spec::new(CommandId::Decr, "decr", 2, "string", "Subtracts one from a number")
         .flags(WRITE_FAST, STRING_FAST)
         .one_key(CHANGE)
@@ -377,6 +782,13 @@ pub static TABLE: &[Spec] = &[
     .since("2.0.0")
     .costs("O(N) with N queued commands")
     .flags(TRANSACTION, FAST_TRANSACTION),
+    Spec::new(CommandId::Dump, "dump", 2, "generic", "Gives a value in a form for RESTORE")
+        .since("2.6.0")
+        .costs("O(N) with N bytes of the value")
+        .flags(READ, &["@keyspace", "@read", "@slow"])
+        .tips(&["nondeterministic_output"])
+        .one_key(ACCESS)
+        .takes(&[KEY]),
     Spec::new(CommandId::Echo, "echo", 2, "connection", "Gives its argument back")
         .flags(&["loading", "stale", "fast"], FAST_CONNECTION)
         .takes(&[Argument::new("message", "string")]),
@@ -404,10 +816,26 @@ pub static TABLE: &[Spec] = &[
         .flags(REMOVE, &["@keyspace", "@write", "@slow", "@dangerous"])
         .tips(&["request_policy:all_shards", "response_policy:all_succeeded"])
         .takes(FLUSH),
+    Spec::new(
+        CommandId::Function,
+        "function",
+        -2,
+        "scripting",
+        "Contains commands about functions; there are none",
+    )
+    .since("7.0.0")
+    .flags(&[], &["@slow"])
+    .costs("Depends on the subcommand")
+    .contains(FUNCTION),
     Spec::new(CommandId::Get, "get", 2, "string", "Reads a value")
         .flags(READ_FAST, &["@read", "@string", "@fast"])
         .one_key(ACCESS)
         .takes(&[KEY]),
+    Spec::new(CommandId::Getbit, "getbit", 3, "bitmap", "Reads a bit of a value")
+        .since("2.2.0")
+        .flags(READ_FAST, &["@read", "@bitmap", "@fast"])
+        .one_key(ACCESS)
+        .takes(&[KEY, Argument::new("offset", "integer")]),
     Spec::new(CommandId::Getdel, "getdel", 2, "string", "Reads a value and removes its key")
         .since("6.2.0")
         .flags(REMOVE_FAST, STRING_FAST)
@@ -427,26 +855,20 @@ pub static TABLE: &[Spec] = &[
     Spec::new(CommandId::Hello, "hello", -1, "connection", "Chooses the protocol")
         .since("6.0.0")
         .flags(HANDSHAKE, FAST_CONNECTION)
-        .takes(&[Argument {
-            name: "arguments",
-            kind: "block",
-            token: None,
-            flags: OPTIONAL,
-            parts: &[
+        .takes(&[Argument::block(
+            "arguments",
+            &[
                 Argument::new("protover", "integer"),
-                Argument {
-                    name: "username_password",
-                    kind: "block",
-                    token: Some("AUTH"),
-                    flags: OPTIONAL,
-                    parts: &[
-                        Argument::new("username", "string"),
-                        Argument::new("password", "string"),
-                    ],
-                },
+                Argument::block(
+                    "username_password",
+                    &[Argument::new("username", "string"), Argument::new("password", "string")],
+                )
+                .after("AUTH")
+                .flagged(OPTIONAL),
                 Argument::new("clientname", "string").after("SETNAME").flagged(OPTIONAL),
             ],
-        }]),
+        )
+        .flagged(OPTIONAL)]),
     Spec::new(CommandId::Incr, "incr", 2, "string", "Adds one to a number")
         .flags(WRITE_FAST, STRING_FAST)
         .one_key(CHANGE)
@@ -484,12 +906,39 @@ pub static TABLE: &[Spec] = &[
     Spec::new(CommandId::Lastsave, "lastsave", 1, "server", "Tells when SAVE last was done")
         .flags(&["loading", "stale", "fast"], &["@admin", "@fast", "@dangerous"])
         .tips(&["nondeterministic_output"]),
+    Spec::new(CommandId::Latency, "latency", -2, "server", "Contains commands about latency")
+        .since("2.8.13")
+        .flags(&[], &["@slow"])
+        .costs("Depends on the subcommand")
+        .contains(LATENCY),
+    Spec::new(CommandId::Lcs, "lcs", -3, "string", "Finds the longest common subsequence")
+        .since("7.0.0")
+        .costs("O(N*M) with N and M bytes of the values")
+        .flags(READ, &["@read", "@string", "@slow"])
+        .keys(1, 2, ACCESS)
+        .takes(&[
+            Argument::new("key1", "key"),
+            Argument::new("key2", "key"),
+            Argument::word("len", "LEN").flagged(OPTIONAL),
+            Argument::word("idx", "IDX").flagged(OPTIONAL),
+            Argument::new("len", "integer").after("MINMATCHLEN").flagged(OPTIONAL),
+            Argument::word("withmatchlen", "WITHMATCHLEN").flagged(OPTIONAL),
+        ]),
+    Spec::new(CommandId::Memory, "memory", -2, "server", "Contains commands about memory")
+        .since("4.0.0")
+        .flags(&[], &["@slow"])
+        .costs("Depends on the subcommand")
+        .contains(MEMORY),
     Spec::new(CommandId::Mget, "mget", -2, "string", "Reads several values")
         .costs("O(N) with N keys")
         .flags(READ_FAST, &["@read", "@string", "@fast"])
         .tips(&["request_policy:multi_shard"])
         .many_keys(ACCESS)
         .takes(&[KEYS]),
+    Spec::new(CommandId::Move, "move", 3, "generic", "Refused: there is one database")
+        .flags(REMOVE_FAST, &["@keyspace", "@write", "@fast"])
+        .one_key(CHANGE)
+        .takes(&[KEY, Argument::new("db", "integer")]),
     Spec::new(
         CommandId::MrDelrange,
         "mr.delrange",
@@ -541,6 +990,17 @@ pub static TABLE: &[Spec] = &[
     Spec::new(CommandId::Multi, "multi", 1, "transactions", "Begins a transaction")
         .since("1.2.0")
         .flags(TRANSACTION, FAST_TRANSACTION),
+    Spec::new(
+        CommandId::Object,
+        "object",
+        -2,
+        "generic",
+        "Contains commands about how values are kept",
+    )
+    .since("2.2.3")
+    .flags(&[], &["@slow"])
+    .costs("Depends on the subcommand")
+    .contains(OBJECT),
     Spec::new(CommandId::Ping, "ping", -1, "connection", "Answers")
         .flags(&["fast"], FAST_CONNECTION)
         .tips(&["request_policy:all_shards", "response_policy:all_succeeded"])
@@ -556,6 +1016,24 @@ pub static TABLE: &[Spec] = &[
     Spec::new(CommandId::Randomkey, "randomkey", 1, "generic", "Gives some key")
         .flags(READ, &["@keyspace", "@read", "@slow"])
         .tips(&["request_policy:all_shards", "nondeterministic_output"]),
+    Spec::new(CommandId::Rename, "rename", 3, "generic", "Gives a key another name")
+        .costs("O(N) with N bytes of the value")
+        .flags(REMOVE, &["@keyspace", "@write", "@slow"])
+        .keys(1, 2, &["RW", "access", "delete"])
+        .rest(&["OW", "update"])
+        .takes(&[KEY, Argument::new("newkey", "key").of_keys(1)]),
+    Spec::new(
+        CommandId::Renamenx,
+        "renamenx",
+        3,
+        "generic",
+        "Gives a key another name if no key has that name",
+    )
+    .costs("O(N) with N bytes of the value")
+    .flags(REMOVE_FAST, &["@keyspace", "@write", "@fast"])
+    .keys(1, 2, &["RW", "access", "delete"])
+    .rest(&["OW", "insert"])
+    .takes(&[KEY, Argument::new("newkey", "key").of_keys(1)]),
     Spec::new(
         CommandId::Reset,
         "reset",
@@ -565,6 +1043,20 @@ pub static TABLE: &[Spec] = &[
     )
     .since("6.2.0")
     .flags(HANDSHAKE, FAST_CONNECTION),
+    Spec::new(CommandId::Restore, "restore", -4, "generic", "Sets a value from what DUMP gave")
+        .since("2.6.0")
+        .costs("O(N) with N bytes of the value")
+        .flags(WRITE, &["@keyspace", "@write", "@slow", "@dangerous"])
+        .one_key(&["OW", "update"])
+        .takes(&[
+            KEY,
+            Argument::new("ttl", "integer"),
+            Argument::new("serialized-value", "string"),
+            Argument::word("replace", "REPLACE").flagged(OPTIONAL),
+            Argument::word("absttl", "ABSTTL").flagged(OPTIONAL),
+            Argument::new("seconds", "integer").after("IDLETIME").flagged(OPTIONAL),
+            Argument::new("frequency", "integer").after("FREQ").flagged(OPTIONAL),
+        ]),
     Spec::new(
         CommandId::Save,
         "save",
@@ -607,6 +1099,11 @@ pub static TABLE: &[Spec] = &[
             Argument::word("get", "GET").flagged(OPTIONAL),
             Argument::word("keepttl", "KEEPTTL").flagged(OPTIONAL),
         ]),
+    Spec::new(CommandId::Setbit, "setbit", 4, "bitmap", "Sets a bit of a value")
+        .since("2.2.0")
+        .flags(WRITE, &["@write", "@bitmap", "@slow"])
+        .one_key(CHANGE)
+        .takes(&[KEY, Argument::new("offset", "integer"), Argument::new("value", "integer")]),
     Spec::new(CommandId::Setnx, "setnx", 3, "string", "Sets a value if the key is not there")
         .flags(WRITE_FAST, STRING_FAST)
         .one_key(&["OW", "insert"])
@@ -629,6 +1126,11 @@ pub static TABLE: &[Spec] = &[
             Argument::word("force", "FORCE").flagged(OPTIONAL),
             Argument::word("abort", "ABORT").flagged(OPTIONAL),
         ]),
+    Spec::new(CommandId::Slowlog, "slowlog", -2, "server", "Contains commands about slow commands")
+        .since("2.2.12")
+        .flags(&[], &["@slow"])
+        .costs("Depends on the subcommand")
+        .contains(SLOWLOG),
     Spec::new(CommandId::Strlen, "strlen", 2, "string", "Tells the length of a value")
         .since("2.2.0")
         .flags(READ_FAST, &["@read", "@string", "@fast"])
@@ -640,6 +1142,21 @@ pub static TABLE: &[Spec] = &[
         .deprecated("2.0.0", "`GETRANGE`")
         .one_key(ACCESS)
         .takes(&[KEY, Argument::new("start", "integer"), Argument::new("end", "integer")]),
+    Spec::new(CommandId::Swapdb, "swapdb", 3, "server", "Swaps databases; there is only 0")
+        .since("4.0.0")
+        .flags(REMOVE_FAST, &["@keyspace", "@write", "@fast", "@dangerous"])
+        .takes(&[Argument::new("index1", "integer"), Argument::new("index2", "integer")]),
+    Spec::new(CommandId::Time, "time", 1, "server", "Tells the time")
+        .since("2.6.0")
+        .flags(&["loading", "stale", "fast"], &["@fast"])
+        .tips(&["nondeterministic_output"]),
+    Spec::new(CommandId::Touch, "touch", -2, "generic", "Counts how many of its keys exist")
+        .since("3.2.1")
+        .costs("O(N) with N keys")
+        .flags(READ_FAST, &["@keyspace", "@read", "@fast"])
+        .tips(&["request_policy:multi_shard", "response_policy:agg_sum"])
+        .many_keys(EXISTENCE)
+        .takes(&[KEYS]),
     Spec::new(CommandId::Ttl, "ttl", 2, "generic", "Tells a key's time to live in seconds")
         .flags(READ_FAST, &["@keyspace", "@read", "@fast"])
         .tips(&["nondeterministic_output"])
@@ -680,10 +1197,7 @@ pub static TABLE: &[Spec] = &[
 ];
 
 /// Redis's commands that write and that the node does not have, with their arity, sorted by name.
-/// `FUNCTION`, whose subcommands write too, is unknown here, like the commands that run functions.
 static WRITES: &[(&str, i64)] = &[
-    ("bitfield", -2),
-    ("bitop", -4),
     ("blmove", 6),
     ("blmpop", -5),
     ("blpop", -3),
@@ -692,7 +1206,6 @@ static WRITES: &[(&str, i64)] = &[
     ("bzmpop", -5),
     ("bzpopmax", -3),
     ("bzpopmin", -3),
-    ("copy", -3),
     ("expire", -3),
     ("expireat", -3),
     ("geoadd", -5),
@@ -716,7 +1229,6 @@ static WRITES: &[(&str, i64)] = &[
     ("lset", 4),
     ("ltrim", 4),
     ("migrate", -6),
-    ("move", 3),
     ("persist", 2),
     ("pexpire", -3),
     ("pexpireat", -3),
@@ -724,9 +1236,6 @@ static WRITES: &[(&str, i64)] = &[
     ("pfdebug", 3),
     ("pfmerge", -2),
     ("psetex", 4),
-    ("rename", 3),
-    ("renamenx", 3),
-    ("restore", -4),
     ("restore-asking", -4),
     ("rpop", -2),
     ("rpoplpush", 3),
@@ -734,7 +1243,6 @@ static WRITES: &[(&str, i64)] = &[
     ("rpushx", -3),
     ("sadd", -3),
     ("sdiffstore", -3),
-    ("setbit", 4),
     ("setex", 4),
     ("sinterstore", -3),
     ("smove", 4),
@@ -742,7 +1250,6 @@ static WRITES: &[(&str, i64)] = &[
     ("spop", -2),
     ("srem", -3),
     ("sunionstore", -3),
-    ("swapdb", 3),
     ("xack", -4),
     ("xadd", -5),
     ("xautoclaim", -6),

@@ -1,20 +1,23 @@
 //! Commands about connections and about the node: `CLIENT`, `INFO`, `CONFIG`, `LASTSAVE`. Other
 //! cores are asked for their part.
 
+use std::cmp::Reverse;
 use std::rc::Rc;
 
-use resp::Writer;
+use resp::{Protocol, Writer};
 
 use crate::client::registry::{KillOrder, ListOrder};
 use crate::command::args::Args;
-use crate::command::commands::{ClientCommand, ClientFilter, ReplyMode};
+use crate::command::commands::{ClientCommand, ClientFilter, Debug, ReplyMode, SlowLogCommand};
 use crate::command::help;
 use crate::connection::replies::{Length, SmallReply};
 use crate::connection::session::{Session, owned};
+use crate::core::slow_log::SlowCommand;
 use crate::core::state::{CoreState, KvStats};
-use crate::info::config_get::{self, LiveSettings};
+use crate::info::config_get::{self, Changed, LiveSettings};
 use crate::info::{CoreReport, Report, ShardReport};
 use crate::password::Password;
+use crate::read::small;
 
 impl Session {
     pub(crate) fn client_command(&mut self, command: ClientCommand<'_>) {
@@ -32,6 +35,10 @@ impl Session {
             }
             ClientCommand::SetName(name) => {
                 *self.client.name.borrow_mut() = name.to_vec();
+                self.reply(|writer| writer.ok());
+            }
+            ClientCommand::SetLibrary(what, word) => {
+                self.client.library.borrow_mut()[what as usize] = word.to_vec();
                 self.reply(|writer| writer.ok());
             }
             ClientCommand::GetRedir => self.reply(|writer| writer.integer(-1)),
@@ -145,6 +152,8 @@ impl Session {
         LiveSettings {
             password: self.state.password.borrow().clone(),
             writable: self.state.node.is_writable(),
+            slower_than_us: self.state.slow_log.slower_than_us.get(),
+            slow_log_len_max: self.state.slow_log.len_max.get(),
         }
     }
 
@@ -160,21 +169,115 @@ impl Session {
         let state = self.state.clone();
         let (settings, node) = (state.node.settings(), state.node.info());
         let now = self.live_settings();
-        let password = match config_get::check(pairs, &config_get::known(settings, &now, node)) {
-            Ok(Some(password)) => Password::new(password),
-            Ok(None) => return self.reply(|writer| writer.ok()),
+        let changed = match config_get::check(pairs, &config_get::known(settings, &now, node)) {
+            Ok(changed) if changed == Changed::default() => {
+                return self.reply(|writer| writer.ok());
+            }
+            Ok(changed) => changed,
             Err(error) => return self.reply(|writer| writer.error_bytes(&error)),
         };
         // Set here immediately, so that no new connection of this core slips through; on the other
         // cores before the reply.
-        state.password.replace(password.clone());
+        set(&state, changed.clone());
         let (asking, protocol) = (state.clone(), self.protocol);
         self.small(Length::Short, async move {
-            asking.ask_all(move |there| drop(there.password.replace(password.clone()))).await;
+            asking.ask_all(move |there| set(there, changed.clone())).await;
             let mut bytes = Vec::new();
             Writer::new(&mut bytes, protocol).ok();
             bytes.into()
         });
+    }
+
+    pub(crate) fn slow_log(&mut self, command: SlowLogCommand) {
+        let (state, protocol) = (self.state.clone(), self.protocol);
+        let length = match command {
+            SlowLogCommand::Get(_) => Length::Long,
+            SlowLogCommand::Len | SlowLogCommand::Reset => Length::Short,
+        };
+        self.small(length, async move {
+            let mut bytes = Vec::new();
+            let len_max = state.slow_log.len_max.get();
+            match command {
+                SlowLogCommand::Get(count) => {
+                    let mut all = state.ask_all(|there| there.slow_log.list()).await.concat();
+                    all.sort_unstable_by_key(|entry| Reverse(entry.number));
+                    all.truncate(count.min(len_max));
+                    write_slow_log(&all, &mut Writer::new(&mut bytes, protocol));
+                }
+                SlowLogCommand::Len => {
+                    let all = state.ask_all(|there| there.slow_log.len()).await;
+                    let len = all.into_iter().sum::<usize>().min(len_max);
+                    Writer::new(&mut bytes, protocol).integer(len as i64);
+                }
+                SlowLogCommand::Reset => {
+                    state.ask_all(|there| there.slow_log.clear()).await;
+                    Writer::new(&mut bytes, protocol).ok();
+                }
+            }
+            bytes.into()
+        });
+    }
+
+    pub(crate) fn memory_stats(&mut self) {
+        let node = self.state.node.clone();
+        let memory = node.info().memory();
+        let keys = self.state.keys().unwrap_or(0);
+        let budget = node.info().memory_budget_bytes();
+        let ratio = memory.resident_bytes as f64 / memory.allocated_bytes.max(1) as f64;
+        let numbers = [
+            ("peak.allocated", memory.resident_peak_bytes),
+            ("total.allocated", memory.allocated_bytes),
+            ("startup.allocated", 0),
+            ("keys.count", keys),
+            ("allocator.allocated", memory.allocated_bytes),
+            ("allocator.resident", memory.resident_bytes),
+            ("maxmemory", budget),
+        ];
+        self.reply(|writer| {
+            writer.map(numbers.len() + 1);
+            for (name, number) in numbers {
+                writer.bulk(name.as_bytes());
+                writer.integer(i64::try_from(number).unwrap_or(i64::MAX));
+            }
+            writer.bulk(b"fragmentation");
+            writer.double(ratio);
+        });
+    }
+
+    pub(crate) fn time(&mut self) {
+        let now_ms = self.state.core.unix_time_ms();
+        self.reply(|writer| {
+            writer.array(2);
+            writer.bulk((now_ms / 1000).to_string().as_bytes());
+            writer.bulk((now_ms % 1000 * 1000).to_string().as_bytes());
+        });
+    }
+
+    pub(crate) fn debug(&mut self, command: Debug<'_>) {
+        let (state, protocol) = (self.state.clone(), self.protocol);
+        match command {
+            Debug::Accepted => self.reply(|writer| writer.ok()),
+            Debug::Protocol(kind) => self.reply(|writer| write_example(kind, writer)),
+            Debug::Reload if !state.node.is_writable() => self.reply(|writer| writer.ok()),
+            Debug::Reload => self.save(true),
+            Debug::Sleep { ns } => self.small(Length::Short, async move {
+                let until_ns = state.core.now_ns().saturating_add(ns);
+                // A node that stops does not wait for it.
+                while state.core.now_ns() < until_ns && !state.stopping.get() {
+                    let left_ns = until_ns.saturating_sub(state.core.now_ns());
+                    state.core.sleep_ns(left_ns.min(SLEEP_STEP_NS)).await;
+                }
+                let mut bytes = Vec::new();
+                Writer::new(&mut bytes, protocol).ok();
+                bytes.into()
+            }),
+            Debug::Object(key) => {
+                let key = key.to_vec();
+                self.small(Length::Short, async move {
+                    small::describe_value(&state, &key, protocol).await.into()
+                });
+            }
+        }
     }
 
     pub(crate) fn last_save(&mut self) {
@@ -208,5 +311,88 @@ impl Session {
             Writer::new(&mut bytes, protocol).verbatim(b"txt", text.as_bytes());
             bytes.into()
         });
+    }
+}
+
+/// How often a `DEBUG SLEEP` looks whether the node stops.
+const SLEEP_STEP_NS: u64 = 50_000_000;
+
+/// Changes settings of a core.
+fn set(there: &Rc<CoreState>, changed: Changed) {
+    if let Some(password) = changed.password {
+        there.password.replace(Password::new(password));
+    }
+    if let Some(slower_than_us) = changed.slower_than_us {
+        there.slow_log.slower_than_us.set(slower_than_us);
+    }
+    if let Some(len_max) = changed.slow_log_len_max {
+        there.slow_log.len_max.set(len_max);
+    }
+}
+
+fn write_slow_log(entries: &[SlowCommand], writer: &mut Writer<'_>) {
+    writer.array(entries.len());
+    for SlowCommand { number, unix_time_s, time_us, noted } in entries {
+        writer.array(6);
+        writer.integer(*number as i64);
+        writer.integer(*unix_time_s as i64);
+        writer.integer(i64::try_from(*time_us).unwrap_or(i64::MAX));
+        writer.array(noted.args.len());
+        noted.args.iter().for_each(|word| writer.bulk(word));
+        writer.bulk(noted.address.as_bytes());
+        writer.bulk(&noted.name);
+    }
+}
+
+/// `DEBUG PROTOCOL`: Redis's example of a type.
+#[expect(clippy::approx_constant, reason = "the number is Redis's")]
+fn write_example(kind: &[u8], writer: &mut Writer<'_>) {
+    let is = |name: &str| kind.eq_ignore_ascii_case(name.as_bytes());
+    match () {
+        () if is("string") => writer.bulk(b"Hello World"),
+        () if is("integer") => writer.integer(12345),
+        () if is("double") => writer.double(3.141),
+        () if is("bignum") => writer.big_number("1234567999999999999999999999999999999"),
+        () if is("null") => writer.null(),
+        () if is("array") => {
+            writer.array(3);
+            (0..3).for_each(|number| writer.integer(number));
+        }
+        () if is("set") => {
+            writer.set(3);
+            (0..3).for_each(|number| writer.integer(number));
+        }
+        () if is("map") => {
+            writer.map(3);
+            for number in 0..3 {
+                writer.integer(number);
+                writer.boolean(number == 1);
+            }
+        }
+        () if is("attrib") => {
+            if writer.protocol() == Protocol::V3 {
+                writer.attributes(1);
+                writer.bulk(b"key-popularity");
+                writer.array(2);
+                writer.bulk(b"key:123");
+                writer.integer(90);
+            }
+            writer.bulk(b"Some real reply following the attribute");
+        }
+        () if is("push") && writer.protocol() == Protocol::V2 => {
+            writer.error("ERR RESP2 is not supported by this command");
+        }
+        () if is("push") => {
+            writer.push(2);
+            writer.bulk(b"server-cpu-usage");
+            writer.integer(42);
+        }
+        () if is("true") => writer.boolean(true),
+        () if is("false") => writer.boolean(false),
+        () if is("verbatim") => writer.verbatim(b"txt", b"This is a verbatim\nstring"),
+        () => writer.error(
+            "ERR Wrong protocol type name. Please use one of the following: string|integer|double|bignum|null|\
+             array|set|map|attrib|push|verbatim|true|false",
+        ),
     }
 }

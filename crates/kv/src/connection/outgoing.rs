@@ -7,11 +7,13 @@
 
 use crate::command::args::Args;
 use crate::command::commands::WriteCommand;
-use crate::command::operation::Operation;
+use crate::command::fields;
+use crate::command::operation::{Operation, Payload};
 use crate::command::range::RangeBound;
 use crate::command::spec::CommandId;
 use crate::connection::replies::Written;
 use crate::connection::session::Session;
+use crate::settings::FAMILY;
 use crate::shard::change::Change;
 use crate::shard::delete_range::KeyRange;
 
@@ -105,6 +107,34 @@ pub(super) fn change_of(command: WriteCommand<'_>) -> Change {
         WriteCommand::GetDelete(key) => {
             let mut change = Change::delete([key]);
             change.kind = Operation::GetDelete;
+            change
+        }
+        WriteCommand::Combine(operation, to, sources) => {
+            let mut change = Change::of(Operation::Combine(operation));
+            change.also_put(to, b"");
+            sources.iter().for_each(|key| change.batch.delete(FAMILY, key));
+            change
+        }
+        WriteCommand::Fields(args) => {
+            let operations = fields::parse(args).unwrap_or_default();
+            let bytes = fields::bytes_min(&operations);
+            let mut change = Change::of(Operation::Fields { bytes });
+            change.also_put(args.get(1), &fields::encode(&operations));
+            change
+        }
+        WriteCommand::Restore { key, payload, over, refused } => {
+            let kind = match refused {
+                Some(text) => Payload::Refused(text),
+                None => Payload::Packed,
+            };
+            let mut change = Change::of(Operation::Restore { over, payload: kind });
+            change.also_put(key, if refused.is_some() { b"" } else { payload });
+            change
+        }
+        WriteCommand::Transfer(how, from, to) => {
+            let mut change = Change::of(Operation::Transfer(how));
+            change.also_put(to, b"");
+            change.batch.delete(FAMILY, from);
             change
         }
         WriteCommand::Modify(kind, key, operand) => {

@@ -13,8 +13,10 @@ use resp::{Parser, Progress, Protocol, Writer};
 use crate::client::registry::Client;
 use crate::client::write_room::WriteReservation;
 use crate::command::args::Args;
-use crate::command::commands::{Access, Command, Hello, Login, Scan, Transaction};
+use crate::command::bits::BitQuery;
+use crate::command::commands::{Access, Command, Hello, Login, Scan, SlowLogCommand, Transaction};
 use crate::command::describe::describe;
+use crate::command::fields;
 use crate::command::help;
 use crate::command::parse::{Parsed, Permissions, parse};
 use crate::command::refusal::Refusal;
@@ -22,6 +24,7 @@ use crate::command::spec::CommandId;
 use crate::connection::outgoing::Outgoing;
 use crate::connection::replies::{Closing, Length, Replies, SmallReply};
 use crate::connection::transaction::{Executing, Queue};
+use crate::core::slow_log::Noted;
 use crate::core::state::CoreState;
 use crate::read::small::{self, ScanOrder};
 use crate::read::stream::{RangeStream, Stream};
@@ -56,6 +59,8 @@ pub(crate) struct Session {
     pub(super) watching: Option<WriteReservation>,
     /// The state of the `EXEC` at the beginning of the input.
     pub(super) executing: Executing,
+    /// The command that is being executed, if it may belong into the slow log.
+    noted: Option<Noted>,
     /// Length of the command at the beginning of the input, if it waits for earlier commands.
     held: Option<usize>,
     /// It waits for room for writes, or for memory for a reply of this length.
@@ -88,6 +93,7 @@ impl Session {
             queue: None,
             watching: None,
             executing: Executing::No,
+            noted: None,
             held: None,
             waits_for_room: false,
             waits_for_reply: None,
@@ -321,6 +327,7 @@ impl Session {
             (Some(id), false) => self.meter(id),
             (None, _) => self.stop_meter(),
         }
+        self.note(args, id.filter(|_| !rejected));
         match command {
             Ok(command) => self.execute_now(command),
             Err(refusal) => {
@@ -330,8 +337,25 @@ impl Session {
                 self.reply(|writer| refusal.write(writer));
             }
         }
+        self.end_note();
         self.replies.end_reservation();
         true
+    }
+
+    /// Notes a command that is about to be executed, if it may belong into the slow log.
+    pub(super) fn note(&mut self, args: Args<'_>, command: Option<CommandId>) {
+        let is_timed = command.is_some_and(|command| self.state.slow_log.times(command));
+        self.noted = is_timed.then(|| {
+            let now_ns = self.state.core.now_exact_ns();
+            Noted::new(args, &self.client, now_ns)
+        });
+    }
+
+    /// Ends the time of a command that was executed and not given to a task.
+    pub(super) fn end_note(&mut self) {
+        if let Some(noted) = self.noted.take() {
+            self.state.note_slow(noted);
+        }
     }
 
     /// An upper bound of the bytes of a command's reply, see [`Command::reply_bytes`]; `None` when
@@ -341,6 +365,10 @@ impl Session {
     /// be refused. If another client makes the value longer meanwhile, the reply is longer than was
     /// admitted.
     fn reply_bytes(&mut self, command: &Command<'_>) -> Option<usize> {
+        if matches!(command, Command::SlowLog(SlowLogCommand::Get(_))) {
+            // The cores' logs are about as long.
+            return Some(self.state.slow_log.bytes() * self.state.node.cores());
+        }
         let Some(key) = command.gives_old_of().filter(|_| !self.silent && !self.skip_next) else {
             return Some(command.reply_bytes());
         };
@@ -380,6 +408,7 @@ impl Session {
         Permissions {
             write: self.state.node.is_writable(),
             enter: self.entered || self.state.password.borrow().is_none(),
+            debug: self.state.node.settings().debug_commands,
         }
     }
 
@@ -429,6 +458,26 @@ impl Session {
             Command::ConfigResetStat => self.reset_stats(),
             Command::DbSize => self.db_size(),
             Command::Info(sections) => self.info(sections),
+            Command::Say(said) => self.reply(|writer| said.write(writer)),
+            Command::Time => self.time(),
+            Command::MemoryStats => self.memory_stats(),
+            Command::SlowLog(command) => self.slow_log(command),
+            Command::Debug(command) => self.debug(command),
+            Command::Dump(key) => {
+                let (state, key, protocol) = (self.state.clone(), key.to_vec(), self.protocol);
+                self.small(Length::Long, async move {
+                    small::dump(&state, &key, protocol).await.into()
+                });
+            }
+            Command::Lcs(a, b, options) => {
+                let (state, protocol) = (self.state.clone(), self.protocol);
+                let keys = [a.to_vec(), b.to_vec()];
+                self.small(Length::Long, async move {
+                    small::lcs(&state, keys, options, protocol).await.into()
+                });
+            }
+            Command::Bits(key, query) => self.bits(key, query),
+            Command::Fields(args) => self.fields(args),
             Command::Exists(keys) => {
                 let (state, keys) = (self.state.clone(), owned(keys));
                 let protocol = self.protocol;
@@ -459,13 +508,24 @@ impl Session {
         length: Length,
         make: impl Future<Output = SmallReply> + 'static,
     ) {
-        let task = self.state.core.spawn(Class::Foreground, make);
+        let task = match self.noted.take() {
+            None => self.state.core.spawn(Class::Foreground, make),
+            Some(noted) => {
+                let state = self.state.clone();
+                self.state.core.spawn(Class::Foreground, async move {
+                    let reply = make.await;
+                    state.note_slow(noted);
+                    reply
+                })
+            }
+        };
         self.replies.task(task, length, self.is_silent());
     }
 
     /// Sends the keys of a walk, and their values if wanted.
     fn walk(&mut self, walk: Walk, values: bool, limit: Option<u64>) {
         if !self.is_silent() {
+            self.replies.noted = self.noted.take();
             let stream = RangeStream::new(&self.state, walk, values, limit, self.protocol);
             self.replies.stream(Stream::Range(stream));
         }
@@ -480,6 +540,28 @@ impl Session {
             of_our_type: scan.of_our_type,
         };
         self.small(Length::Long, async move { small::scan(&state, order, protocol).await.into() });
+    }
+
+    fn bits(&mut self, key: &[u8], query: BitQuery) {
+        let (state, protocol) = (self.state.clone(), self.protocol);
+        if let Some(Ok(value)) = state.reader.get_cached(state.family, key)
+            && small::is_quick(value.as_deref())
+        {
+            state.count_hit(value.is_some());
+            return self.reply(|writer| small::write_bits(value.as_deref(), query, writer));
+        }
+        let key = key.to_vec();
+        self.small(Length::Short, async move {
+            small::bits(&state, &key, query, protocol).await.into()
+        });
+    }
+
+    fn fields(&mut self, args: Args<'_>) {
+        let (state, key, protocol) = (self.state.clone(), args.get(1).to_vec(), self.protocol);
+        let operations = fields::parse(args).unwrap_or_default();
+        self.small(Length::Short, async move {
+            small::fields(&state, &key, operations, protocol).await.into()
+        });
     }
 
     fn db_size(&mut self) {

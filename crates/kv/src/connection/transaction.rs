@@ -21,7 +21,10 @@ use resp::Span;
 
 use crate::client::gauge::{Gauge, Share};
 use crate::command::args::Args;
-use crate::command::commands::{Access, Command, Transaction, WriteCommand};
+use crate::command::commands::{
+    Access, Ask, ClientCommand, Command, Debug, SlowLogCommand, Transaction, WriteCommand,
+};
+use crate::command::fields;
 use crate::command::operation::Operation;
 use crate::command::parse::{Parsed, Permissions, parse};
 use crate::command::refusal::Refusal;
@@ -50,6 +53,9 @@ const NO_CURSORS: Refusal<'static> = Refusal::Text(
 );
 const NOT_A_STEP: Refusal<'static> =
     Refusal::Text("ERR this command is not executed inside a transaction: send it before MULTI");
+const LONG_RESTORE: Refusal<'static> = Refusal::Text(
+    "ERR RESTORE inside a transaction takes payloads of up to 65536 bytes: send it before MULTI",
+);
 const WRONG_ORDER: Refusal<'static> = Refusal::Text(
     "ERR FLUSHALL, FLUSHDB, KEYS, MR.DELRANGE and MR.RANGE inside a transaction need a database whose keys are in the \
      order of bytes",
@@ -58,11 +64,22 @@ const FULL: Refusal<'static> = Refusal::Text(
     "OOM command not queued: the queued commands of all transactions take more memory than this core has for them",
 );
 
+const MANY_REPORTS: Refusal<'static> = Refusal::Text(
+    "ERR at most 64 commands that do not concern keys and may have long replies, such as INFO, are executed inside a \
+     transaction",
+);
+
+/// The commands of a transaction that may have long replies: see [`is_report`].
+const REPORTS_MAX: usize = 64;
+
 /// Memory for a reply without its value, and for a value of unknown length.
 const REPLY_BYTES: usize = 48;
 const VALUE_BYTES: usize = 1024;
 /// Most memory that is taken for the replies of a transaction before their length is known.
 const REPLIES_BYTES_MAX: usize = 64 * 1024;
+
+/// Longest payload of a `RESTORE`, which a transaction unpacks in one go.
+const RESTORE_BYTES_MAX: usize = 64 * 1024;
 
 /// The commands of a transaction, as they came.
 pub(super) struct Queue {
@@ -75,6 +92,8 @@ pub(super) struct Queue {
     /// Commands that concern keys, and whether some of them may write.
     steps: usize,
     writes: bool,
+    /// Commands with replies of their own that may be long.
+    reports: usize,
     /// Its part of the core's limit.
     room: Share,
 }
@@ -88,6 +107,7 @@ impl Queue {
             aborted: false,
             steps: 0,
             writes: false,
+            reports: 0,
             room: all.share(),
         }
     }
@@ -141,6 +161,8 @@ fn step_of(command: Command<'_>) -> Option<Step> {
     Some(match command {
         Command::Write(command) => Step::Change(change_of(command)),
         Command::One(key, ask) => Step::Read(key.to_vec(), ask),
+        Command::Bits(key, _) => Step::Read(key.to_vec(), Ask::Value),
+        Command::Fields(args) => Step::Read(args.get(1).to_vec(), Ask::Value),
         Command::MGet(keys) => Step::Values(owned(keys)),
         Command::Exists(keys) => Step::Exists(owned(keys)),
         Command::DbSize => Step::Count,
@@ -167,12 +189,46 @@ fn is_step(command: &Command<'_>) -> bool {
         command,
         Command::Write(_)
             | Command::One(..)
+            | Command::Bits(..)
+            | Command::Fields(_)
             | Command::MGet(_)
             | Command::Exists(_)
             | Command::DbSize
             | Command::Keys(_)
             | Command::Range(_)
     )
+}
+
+/// Whether Redis does not allow a command inside a transaction.
+fn is_forbidden(name: &str) -> bool {
+    table::find_full(name.as_bytes()).is_some_and(|spec| spec.flags.contains(&"no_multi"))
+}
+
+/// Whether a command that is not a step may have a reply that is much longer than itself, or has a
+/// task of its own. `EXEC` executes all of these at once.
+fn is_report(command: &Command<'_>) -> bool {
+    let is_brief = matches!(
+        command,
+        Command::Auth(_)
+            | Command::Client(
+                ClientCommand::GetName
+                    | ClientCommand::GetRedir
+                    | ClientCommand::Id
+                    | ClientCommand::NoEvict
+                    | ClientCommand::Reply(_)
+                    | ClientCommand::SetLibrary(..)
+                    | ClientCommand::SetName(_)
+                    | ClientCommand::TrackingInfo
+                    | ClientCommand::Unblock
+            )
+            | Command::Echo(_)
+            | Command::Hello(_)
+            | Command::Ping(_)
+            | Command::Select
+            | Command::Time
+            | Command::Transaction(_)
+    );
+    !is_brief && !is_step(command)
 }
 
 /// The memory for the reply to a command, as long as its length is unknown.
@@ -199,11 +255,17 @@ impl Session {
                 self.abort();
                 return Some(parsed);
             }
-            Err(_) => None,
+            // With wrong options, too.
+            Err(_) => is_forbidden(parsed.name).then_some(NOT_INSIDE),
         };
         let refusal = refusal.or_else(|| {
             let (all, settings) = (&self.state.queued_bytes, self.state.node.settings());
             let queue = self.queue.as_mut().filter(|queue| !queue.aborted)?;
+            let reports = parsed.command.as_ref().map_or(0, |one| usize::from(is_report(one)));
+            if queue.reports + reports > REPORTS_MAX {
+                return Some(MANY_REPORTS);
+            }
+            queue.reports += reports;
             if !queue.add(args, all, settings.writes_bytes_max) {
                 return Some(FULL);
             }
@@ -229,12 +291,19 @@ impl Session {
 
     /// Why a command cannot be part of a transaction, if so.
     fn refusal_inside(&self, command: &Command<'_>, name: &str) -> Option<Refusal<'static>> {
-        let spec = table::find_full(name.as_bytes());
         match command {
-            _ if spec.is_some_and(|spec| spec.flags.contains(&"no_multi")) => Some(NOT_INSIDE),
+            _ if is_forbidden(name) => Some(NOT_INSIDE),
             Command::Scan(_) | Command::RandomKey => Some(NO_CURSORS),
             // These do not read keys.
             Command::Info(_) | Command::LastSave => None,
+            // They are computed in steps, or concern keys outside a transaction.
+            Command::Debug(Debug::Object(_) | Debug::Reload)
+            | Command::SlowLog(SlowLogCommand::Get(_)) => Some(NOT_A_STEP),
+            Command::Write(WriteCommand::Restore { payload, .. })
+                if payload.len() > RESTORE_BYTES_MAX =>
+            {
+                Some(LONG_RESTORE)
+            }
             command if command.access() == Access::Read && !is_step(command) => Some(NOT_A_STEP),
             Command::Keys(_)
             | Command::Range(_)
@@ -412,6 +481,7 @@ impl Session {
             if let Some(id) = id {
                 self.meter(id);
             }
+            self.note(args, id);
             match command {
                 Ok(command) if is_step(&command) => {
                     self.answer_step(command, answers.next().unwrap_or(Answer::Null));
@@ -419,6 +489,7 @@ impl Session {
                 Ok(command) => self.execute_now(command),
                 Err(refusal) => self.reply(|writer| refusal.write(writer)),
             }
+            self.end_note();
             // Writes of the connection itself, such as BGSAVE, before later replies.
             self.send_writes();
         }
@@ -442,6 +513,13 @@ impl Session {
         self.reply(|writer| match (command, answer) {
             (Command::One(_, ask), Answer::Old(value)) => {
                 small::write_answer(value.as_deref(), ask, writer);
+            }
+            (Command::Bits(_, query), Answer::Old(value)) => {
+                small::write_bits(value.as_deref(), query, writer);
+            }
+            (Command::Fields(args), Answer::Old(value)) => {
+                let operations = fields::parse(args).unwrap_or_default();
+                small::write_fields(value.as_deref(), &operations, writer);
             }
             (_, answer) => write_answer(&answer, writer),
         });

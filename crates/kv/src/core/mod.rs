@@ -13,5 +13,6 @@ pub(crate) mod ask;
 pub(crate) mod command_stats;
 pub(crate) mod node;
 pub(crate) mod scan_table;
+pub(crate) mod slow_log;
 pub(crate) mod state;
 pub(crate) mod writes;

@@ -45,6 +45,8 @@ pub struct NodeState {
     writes_paused_until_ns: AtomicU64,
     /// Number of connections of all cores.
     clients: AtomicUsize,
+    /// Number of entries that the slow logs have had. Hardly ever written.
+    slow_commands: AtomicU64,
 }
 
 /// Counts one connection until dropped.
@@ -67,6 +69,7 @@ impl NodeState {
             paused_until_ns: AtomicU64::new(0),
             writes_paused_until_ns: AtomicU64::new(0),
             clients: AtomicUsize::new(0),
+            slow_commands: AtomicU64::new(0),
         })
     }
 
@@ -90,6 +93,11 @@ impl NodeState {
             return None;
         }
         Some(CountedClient(self.clone()))
+    }
+
+    /// The number of the next entry of a slow log.
+    pub(crate) fn number_slow_command(&self) -> u64 {
+        self.slow_commands.fetch_add(1, Ordering::Relaxed)
     }
 
     pub(crate) fn paused_until_ns(&self) -> u64 {

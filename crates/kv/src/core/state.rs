@@ -6,7 +6,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use lsm::{CfId, Reader};
-use reactor::Core;
+use reactor::{Core, Event};
 
 use crate::client::gauge::Gauge;
 use crate::client::large::LargeRequests;
@@ -16,6 +16,7 @@ use crate::core::ask::{Posters, Questions};
 use crate::core::command_stats::AllCommandStats;
 use crate::core::node::NodeState;
 use crate::core::scan_table::ScanTable;
+use crate::core::slow_log::{Noted, SlowCommand, SlowLog};
 use crate::core::writes::Writes;
 use crate::password::Password;
 use crate::settings::{FAMILY, Settings};
@@ -61,6 +62,10 @@ pub(crate) struct CoreState {
     pub scans: RefCell<ScanTable>,
     pub stats: RefCell<KvStats>,
     pub commands: AllCommandStats,
+    pub slow_log: SlowLog,
+    /// A computation with a large table runs; one does at a time.
+    computing: Cell<bool>,
+    computed: Event,
     pub questions: Questions,
     pub writes: Writes,
     /// The password that clients must give, if any.
@@ -86,6 +91,16 @@ pub(crate) struct CoreState {
     pub queued_bytes: Gauge,
 }
 
+/// The turn of a computation, see [`CoreState::take_turn`].
+pub(crate) struct ComputingTurn(Rc<CoreState>);
+
+impl Drop for ComputingTurn {
+    fn drop(&mut self) {
+        self.0.computing.set(false);
+        self.0.computed.notify_all();
+    }
+}
+
 impl CoreState {
     /// `shard` is present on the core that owns it.
     pub fn new(
@@ -107,6 +122,9 @@ impl CoreState {
             scans: RefCell::new(ScanTable::new(core.id())),
             stats: RefCell::default(),
             commands: AllCommandStats::default(),
+            slow_log: SlowLog::default(),
+            computing: Cell::new(false),
+            computed: Event::new(),
             questions: Questions::default(),
             writes: Writes::new(shard),
             password: RefCell::new(node.settings().password.clone()),
@@ -142,6 +160,32 @@ impl CoreState {
     #[inline]
     pub fn count(&self, change: impl FnOnce(&mut KvStats)) {
         change(&mut self.stats.borrow_mut());
+    }
+
+    /// Waits for the turn of a computation that takes much memory. It lasts until the result is
+    /// dropped.
+    pub async fn take_turn(self: &Rc<Self>) -> ComputingTurn {
+        self.computed.wait_until(|| !self.computing.get()).await;
+        self.computing.set(true);
+        ComputingTurn(self.clone())
+    }
+
+    /// Adds a command that has ended to the slow log, if it took long.
+    pub fn note_slow(&self, noted: Noted) {
+        let time_us = self.core.now_exact_ns().saturating_sub(noted.from_ns) / 1000;
+        if self.slow_log.is_slow(time_us) {
+            let number = self.node.number_slow_command();
+            let unix_time_s = self.core.unix_time_ms() / 1000;
+            self.slow_log.add(SlowCommand { number, unix_time_s, time_us, noted });
+        }
+    }
+
+    /// Counts whether a command found its key.
+    pub fn count_hit(&self, found: bool) {
+        self.count(|stats| match found {
+            true => stats.hits += 1,
+            false => stats.misses += 1,
+        });
     }
 
     /// Unsent bytes that a connection may have when all connections together have `total`.

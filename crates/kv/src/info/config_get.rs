@@ -1,11 +1,13 @@
 //! `CONFIG GET` and `CONFIG SET`: the settings that clients and tools ask for, under Redis's names.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::RangeInclusive;
 
-use resp::Writer;
+use resp::{Writer, parse_i64};
 
 use crate::command::args::Args;
 use crate::command::glob;
+use crate::core::slow_log::ENTRIES_MAX;
 use crate::node_info::NodeInfo;
 use crate::password::Password;
 use crate::settings::Settings;
@@ -32,6 +34,9 @@ pub(crate) fn write(
 pub(crate) struct LiveSettings {
     pub password: Option<Password>,
     pub writable: bool,
+    /// `slowlog-log-slower-than` and `slowlog-max-len`.
+    pub slower_than_us: i64,
+    pub slow_log_len_max: usize,
 }
 
 pub(crate) fn known(
@@ -43,7 +48,11 @@ pub(crate) fn known(
     // writes, no expiry.
     let fixed = [
         ("appendonly", if now.writable { "yes" } else { "no" }),
+        ("daemonize", "no"),
         ("databases", "1"),
+        ("enable-debug-command", if settings.debug_commands { "yes" } else { "no" }),
+        ("latency-monitor-threshold", "0"),
+        ("latency-tracking", "no"),
         ("maxmemory-policy", "noeviction"),
         ("replica-read-only", "yes"),
         ("save", ""),
@@ -58,6 +67,8 @@ pub(crate) fn known(
         ("maxmemory", node.memory_budget_bytes().to_string()),
         ("port", node.tcp_port().to_string()),
         ("proto-max-bulk-len", settings.value_bytes_max().to_string()),
+        (SLOWER_THAN, now.slower_than_us.to_string()),
+        (SLOW_LOG_LEN, now.slow_log_len_max.to_string()),
     ]
     .map(|(name, value)| (name.to_owned(), value));
     let password = now.password.as_ref().map_or(&b""[..], Password::reveal).to_vec();
@@ -67,17 +78,28 @@ pub(crate) fn known(
         .collect()
 }
 
-/// The one setting that can be changed while the node runs.
+/// The settings that can be changed while the node runs.
 pub(crate) const PASSWORD: &str = "requirepass";
+const SLOWER_THAN: &str = "slowlog-log-slower-than";
+const SLOW_LOG_LEN: &str = "slowlog-max-len";
 
-/// Checks the arguments of `CONFIG SET`, alternating names and values. Returns the new password, if
-/// it is among them (it may be empty), or the error. A setting may be set to its present value.
+/// What a `CONFIG SET` changes.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Changed {
+    /// The new password; may be empty.
+    pub password: Option<Vec<u8>>,
+    pub slower_than_us: Option<i64>,
+    pub slow_log_len_max: Option<usize>,
+}
+
+/// Checks the arguments of `CONFIG SET`, alternating names and values. Returns what they change, or
+/// the error. A setting may be set to its present value.
 pub(crate) fn check(
     pairs: Args<'_>,
     known: &BTreeMap<String, Vec<u8>>,
-) -> Result<Option<Vec<u8>>, Vec<u8>> {
+) -> Result<Changed, Vec<u8>> {
     let mut seen = BTreeSet::new();
-    let mut password = None;
+    let mut changed = Changed::default();
     for at in (0..pairs.len()).step_by(2) {
         let (given, value) = (pairs.get(at), pairs.get(at + 1));
         let name = String::from_utf8_lossy(given).to_ascii_lowercase();
@@ -92,13 +114,29 @@ pub(crate) fn check(
         if !seen.insert(name.clone()) {
             return Err(failed("duplicate parameter"));
         }
-        if name == PASSWORD {
-            password = Some(value.to_vec());
-        } else if now != value {
-            return Err(failed("can't set immutable config"));
+        let number = |range: RangeInclusive<i64>| {
+            let number = parse_i64(value)
+                .ok_or_else(|| failed("argument couldn't be parsed into an integer"))?;
+            match range.contains(&number) {
+                true => Ok(number),
+                false => Err(failed(&format!(
+                    "argument must be between {} and {} inclusive",
+                    range.start(),
+                    range.end()
+                ))),
+            }
+        };
+        match name.as_str() {
+            PASSWORD => changed.password = Some(value.to_vec()),
+            SLOWER_THAN => changed.slower_than_us = Some(number(-1..=i64::MAX)?),
+            SLOW_LOG_LEN => {
+                changed.slow_log_len_max = Some(number(0..=ENTRIES_MAX as i64)? as usize);
+            }
+            _ if now != value => return Err(failed("can't set immutable config")),
+            _ => {}
         }
     }
-    Ok(password)
+    Ok(changed)
 }
 
 #[cfg(test)]
@@ -109,19 +147,40 @@ mod tests {
     use resp::Protocol;
 
     fn now() -> LiveSettings {
-        LiveSettings { password: Password::new("secret"), writable: true }
+        LiveSettings {
+            password: Password::new("secret"),
+            writable: true,
+            slower_than_us: 10_000,
+            slow_log_len_max: 128,
+        }
     }
 
     #[test]
-    fn only_the_password_can_be_changed() {
+    fn only_some_settings_can_be_changed() {
         let known = known(&Settings::default(), &now(), &TestNode);
         let set = |line| {
             with(line, |args| {
                 check(args, &known).map_err(|error| String::from_utf8(error).unwrap())
             })
         };
-        assert_eq!(set("requirepass new databases 1"), Ok(Some(b"new".to_vec())));
-        assert_eq!(set("appendonly yes"), Ok(None), "it has this value");
+        let password = Changed { password: Some(b"new".to_vec()), ..Changed::default() };
+        assert_eq!(set("requirepass new databases 1"), Ok(password));
+        assert_eq!(set("appendonly yes"), Ok(Changed::default()), "it has this value");
+        let slow =
+            Changed { slower_than_us: Some(-1), slow_log_len_max: Some(0), ..Changed::default() };
+        assert_eq!(set("slowlog-log-slower-than -1 SlowLog-Max-Len 0"), Ok(slow));
+        for (line, why) in [
+            ("slowlog-max-len x", "argument couldn't be parsed into an integer"),
+            ("slowlog-max-len 1025", "argument must be between 0 and 1024 inclusive"),
+            (
+                "slowlog-log-slower-than -2",
+                "argument must be between -1 and 9223372036854775807 inclusive",
+            ),
+        ] {
+            let name = line.split(' ').next().unwrap();
+            let before = "ERR CONFIG SET failed (possibly related to argument";
+            assert_eq!(set(line).unwrap_err(), format!("{before} '{name}') - {why}"));
+        }
         assert_eq!(
             set("RequirePass x Databases 2").unwrap_err(),
             "ERR CONFIG SET failed (possibly related to argument 'databases') - can't set immutable config"

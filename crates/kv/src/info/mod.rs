@@ -360,7 +360,7 @@ fn stats(report: &Report<'_>, text: &mut String) {
 
 fn replication(_: &Report<'_>, text: &mut String) {
     // Nothing is replicated; clients' topology discovery expects these lines.
-    lines!(text, "role:master"; "connected_slaves:0";);
+    lines!(text, "role:master"; "connected_slaves:0"; "master_repl_offset:0";);
 }
 
 fn command_stats(report: &Report<'_>, text: &mut String) {

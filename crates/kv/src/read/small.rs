@@ -3,9 +3,13 @@
 use std::rc::Rc;
 
 use lsm::{IterOptions, Value};
-use resp::{Protocol, Writer};
+use resp::{Protocol, Writer, parse_i64};
 
+use crate::command::bits::{BitQuery, STEP_BYTES, bit};
 use crate::command::commands::{Ask, SCAN_BYTES_MAX, part};
+use crate::command::dump;
+use crate::command::fields::{self, FieldOperation};
+use crate::command::lcs::{Lcs, LcsOptions};
 use crate::command::refusal::{Refusal, engine_error_text};
 use crate::core::scan_table;
 use crate::core::state::CoreState;
@@ -32,11 +36,52 @@ pub(crate) fn write_answer(value: Option<&[u8]>, ask: Ask, writer: &mut Writer<'
             let value = value.unwrap_or_default();
             writer.bulk(&value[part(value.len(), start, end)]);
         }
+        (Ask::Bit(offset), value) => {
+            writer.integer(value.is_some_and(|value| bit(value, offset)).into());
+        }
+        (Ask::Encoding, Some(value)) => writer.bulk(encoding(value).as_bytes()),
+        (Ask::Frequency, Some(_)) => writer.error(NO_FREQUENCY),
+        (Ask::IdleTime, Some(_)) => writer.integer(0),
+        (Ask::Memory(key_bytes), Some(value)) => {
+            writer.integer((key_bytes + value.len() + ENTRY_BYTES) as i64);
+        }
+        (Ask::References, Some(value)) => {
+            let shared =
+                is_number(value) && parse_i64(value).is_some_and(|n| (0..10_000).contains(&n));
+            writer.integer(if shared { i32::MAX.into() } else { 1 });
+        }
+        (
+            Ask::Encoding | Ask::Frequency | Ask::IdleTime | Ask::Memory(_) | Ask::References,
+            None,
+        ) => writer.null(),
         (Ask::Type, value) => writer.simple(if value.is_some() { "string" } else { "none" }),
         // As in Redis: -2 without the key, -1 without an expiry.
         (Ask::TimeToLive, value) => writer.integer(if value.is_some() { -1 } else { -2 }),
     }
 }
+
+/// How Redis would keep a value that was set.
+fn encoding(value: &[u8]) -> &'static str {
+    match () {
+        () if is_number(value) => "int",
+        () if value.len() <= EMBEDDED_BYTES_MAX => "embstr",
+        () => "raw",
+    }
+}
+
+/// Whether Redis would keep a value as a number.
+fn is_number(value: &[u8]) -> bool {
+    value.len() <= 20 && parse_i64(value).is_some()
+}
+
+/// The longest value that Redis keeps beside its object.
+const EMBEDDED_BYTES_MAX: usize = 44;
+
+/// Bytes of a key and its value in a table besides their own: lengths, and the sequence number.
+const ENTRY_BYTES: usize = 16;
+
+const NO_FREQUENCY: &str = "ERR An LFU maxmemory policy is not selected, access frequency not tracked. Please note that \
+     when switching between policies at runtime LRU and LFU data will take some time to adjust.";
 
 /// Looks up what a read of one key needs: its value, or an empty one where only its existence is
 /// asked for and the value does not fit into memory. Suspends for blocks that are not in memory.
@@ -82,10 +127,7 @@ pub(crate) async fn exists(
             match answer {
                 Ok(there) => {
                     found += i64::from(there);
-                    state.count(|stats| match there {
-                        true => stats.hits += 1,
-                        false => stats.misses += 1,
-                    });
+                    state.count_hit(there);
                 }
                 Err(error) => {
                     write_error(&error, &mut writer);
@@ -95,6 +137,177 @@ pub(crate) async fn exists(
         }
     }
     writer.integer(found);
+    reply
+}
+
+/// Whether the bits of a value can be looked at in one go.
+pub(crate) fn is_quick(value: Option<&[u8]>) -> bool {
+    value.is_none_or(|value| value.len() <= STEP_BYTES)
+}
+
+/// Writes the answer to a question about the bits of a short value.
+pub(crate) fn write_bits(value: Option<&[u8]>, query: BitQuery, writer: &mut Writer<'_>) {
+    match value.map_or(Ok(query.missing()), |value| query.answer(value)) {
+        Ok(number) => writer.integer(number),
+        Err(error) => writer.error(error),
+    }
+}
+
+/// `BITCOUNT` and `BITPOS`.
+pub(crate) async fn bits(
+    state: &Rc<CoreState>,
+    key: &[u8],
+    query: BitQuery,
+    protocol: Protocol,
+) -> Vec<u8> {
+    let mut reply = Vec::new();
+    let mut writer = Writer::new(&mut reply, protocol);
+    let value = match state.reader.get(state.family, key, None).await {
+        Ok(value) => value,
+        Err(error) => {
+            write_error(&error, &mut writer);
+            return reply;
+        }
+    };
+    state.count_hit(value.is_some());
+    let Some(value) = value.as_ref().filter(|value| !is_quick(Some(value))) else {
+        write_bits(value.as_deref(), query, &mut writer);
+        return reply;
+    };
+    match query.begin(value.len()) {
+        Ok(mut search) => {
+            while search.step(value) {
+                state.core.checkpoint().await;
+            }
+            writer.integer(search.answer());
+        }
+        Err(error) => writer.error(error),
+    }
+    reply
+}
+
+/// `DUMP`.
+pub(crate) async fn dump(state: &Rc<CoreState>, key: &[u8], protocol: Protocol) -> Vec<u8> {
+    let mut reply = Vec::new();
+    let mut writer = Writer::new(&mut reply, protocol);
+    let value = match state.reader.get(state.family, key, None).await {
+        Ok(Some(value)) => value,
+        Ok(None) => {
+            state.count_hit(false);
+            writer.null();
+            return reply;
+        }
+        Err(error) => {
+            write_error(&error, &mut writer);
+            return reply;
+        }
+    };
+    state.count_hit(true);
+    let (header, follows) = dump::header(&value);
+    let body: &[u8] = if follows { &value } else { b"" };
+    writer.bulk_header(header.len() + body.len() + dump::footer(0).len());
+    let mut sum = dump::crc64(0, &header);
+    reply.extend_from_slice(&header);
+    for part in body.chunks(dump::STEP_BYTES) {
+        sum = dump::crc64(sum, part);
+        reply.extend_from_slice(part);
+        state.core.checkpoint().await;
+    }
+    reply.extend_from_slice(&dump::footer(sum));
+    reply.extend_from_slice(b"\r\n");
+    reply
+}
+
+/// `DEBUG OBJECT`: Redis's line about a value, as far as it means something here.
+pub(crate) async fn describe_value(
+    state: &Rc<CoreState>,
+    key: &[u8],
+    protocol: Protocol,
+) -> Vec<u8> {
+    let mut reply = Vec::new();
+    let mut writer = Writer::new(&mut reply, protocol);
+    match state.reader.get(state.family, key, None).await {
+        Ok(Some(value)) => {
+            let (header, follows) = dump::header(&value);
+            let length = header.len() - 1 + if follows { value.len() } else { 0 };
+            let encoding = encoding(&value);
+            writer.simple(&format!(
+                "Value at:0x0 refcount:1 encoding:{encoding} serializedlength:{length} lru:0 \
+                 lru_seconds_idle:0"
+            ));
+        }
+        Ok(None) => writer.error("ERR no such key"),
+        Err(error) => write_error(&error, &mut writer),
+    }
+    reply
+}
+
+/// `LCS`. One is computed at a time.
+pub(crate) async fn lcs(
+    state: &Rc<CoreState>,
+    keys: [Vec<u8>; 2],
+    options: LcsOptions,
+    protocol: Protocol,
+) -> Vec<u8> {
+    let mut reply = Vec::new();
+    let mut writer = Writer::new(&mut reply, protocol);
+    let _turn = state.take_turn().await;
+    let keys: Vec<&[u8]> = keys.iter().map(Vec::as_slice).collect();
+    let found = state.reader.multi_get(state.family, &keys, None).await;
+    let mut values = Vec::with_capacity(keys.len());
+    for value in found {
+        match value {
+            Ok(value) => {
+                state.count_hit(value.is_some());
+                values.push(value);
+            }
+            Err(error) => {
+                write_error(&error, &mut writer);
+                return reply;
+            }
+        }
+    }
+    let bytes = |at: usize| values.get(at).and_then(Option::as_deref).unwrap_or_default();
+    let bytes_max = state.node.settings().value_bytes_max();
+    match Lcs::new(bytes(0), bytes(1), options, bytes_max) {
+        Ok(mut lcs) => {
+            while lcs.step() {
+                state.core.checkpoint().await;
+            }
+            lcs.write(options, &mut writer);
+        }
+        Err(error) => writer.error(error),
+    }
+    reply
+}
+
+/// Writes the integers within a value.
+pub(crate) fn write_fields(
+    value: Option<&[u8]>,
+    operations: &[FieldOperation],
+    writer: &mut Writer<'_>,
+) {
+    writer.array(operations.len());
+    let value = value.unwrap_or_default();
+    operations.iter().for_each(|one| writer.integer(fields::get(value, *one)));
+}
+
+/// `BITFIELD_RO`.
+pub(crate) async fn fields(
+    state: &Rc<CoreState>,
+    key: &[u8],
+    operations: Vec<FieldOperation>,
+    protocol: Protocol,
+) -> Vec<u8> {
+    let mut reply = Vec::new();
+    let mut writer = Writer::new(&mut reply, protocol);
+    match state.reader.get(state.family, key, None).await {
+        Ok(value) => {
+            state.count_hit(value.is_some());
+            write_fields(value.as_deref(), &operations, &mut writer);
+        }
+        Err(error) => write_error(&error, &mut writer),
+    }
     reply
 }
 
@@ -255,6 +468,10 @@ mod tests {
             (Ask::Value, "$3\r\nabc\r\n", "$-1\r\n"),
             (Ask::Length, ":3\r\n", ":0\r\n"),
             (Ask::Part { start: 1, end: -1 }, "$2\r\nbc\r\n", "$0\r\n\r\n"),
+            (Ask::Bit(1), ":1\r\n", ":0\r\n"),
+            (Ask::Encoding, "$6\r\nembstr\r\n", "$-1\r\n"),
+            (Ask::IdleTime, ":0\r\n", "$-1\r\n"),
+            (Ask::References, ":1\r\n", "$-1\r\n"),
             (Ask::Type, "+string\r\n", "+none\r\n"),
             (Ask::TimeToLive, ":-1\r\n", ":-2\r\n"),
         ] {

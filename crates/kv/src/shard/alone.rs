@@ -280,6 +280,8 @@ async fn learn(
     });
     for (key, need) in unknown {
         let old = match need {
+            // The command names it twice.
+            _ if keys.knows(&key, need) => continue,
             Need::Nothing => Ok(OldValue::Unknown),
             _ if !keys.has(&key) && keys.has_removed(&key) => Ok(OldValue::Missing),
             Need::Existence => {

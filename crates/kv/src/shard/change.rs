@@ -54,6 +54,50 @@ pub(crate) enum Need {
     Value,
 }
 
+impl Need {
+    /// What a change of this kind must know about its key at position `at`. A database whose keys
+    /// are `counted` must know whether they exist.
+    pub(crate) fn of(kind: Operation, at: usize, counted: bool) -> Self {
+        match kind {
+            Operation::Put | Operation::PutIf { only: None, reply: PutReply::Ok } if !counted => {
+                Need::Nothing
+            }
+            Operation::Put | Operation::PutIfNone | Operation::Delete => Need::Existence,
+            Operation::PutIf { reply: PutReply::Old, .. } => Need::Value,
+            Operation::PutIf { .. } | Operation::Restore { .. } => Need::Existence,
+            // The first key is the one that gets the value.
+            Operation::Transfer(_) | Operation::Combine(_) if at == 0 => Need::Existence,
+            Operation::GetDelete
+            | Operation::Append
+            | Operation::SetRange(_)
+            | Operation::Add(_)
+            | Operation::AddFloat(_)
+            | Operation::SetBit { .. }
+            | Operation::Fields { .. }
+            | Operation::Combine(_)
+            | Operation::Transfer(_) => Need::Value,
+            Operation::Clear
+            | Operation::DeleteRange
+            | Operation::Sync
+            | Operation::Watch
+            | Operation::Unwatch
+            // Its batch says what each key needs: see [`Change::needs`].
+            | Operation::Execute
+            | Operation::ExecuteAlone => Need::Nothing,
+        }
+    }
+}
+
+/// What the commands of a transaction must know about a key, as its batch has it noted.
+fn need_of_steps(noted: Option<&[u8]>, counted: bool) -> Need {
+    match noted {
+        Some(NEED_VALUE) => Need::Value,
+        Some(NEED_EXISTENCE) => Need::Existence,
+        _ if counted => Need::Existence,
+        _ => Need::Nothing,
+    }
+}
+
 /// The answer to a change.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Answer {
@@ -65,6 +109,8 @@ pub enum Answer {
     Integer(i64),
     /// A value.
     Bulk(Vec<u8>),
+    /// Numbers, or null in their place.
+    Integers(Vec<Option<i64>>),
     /// The old value, if any.
     Old(Option<Vec<u8>>),
     /// Several values.
@@ -214,41 +260,17 @@ impl Change {
 
     /// Its keys in order, with what must be known about each.
     pub(crate) fn needs(&mut self, counted: bool) -> impl Iterator<Item = (&[u8], Need)> {
-        let of_all = self.need(counted);
-        let of_each = self.kind == Operation::Execute;
-        entries(&mut self.batch).map(move |(key, noted)| match noted {
-            Some(NEED_VALUE) if of_each => (key, Need::Value),
-            Some(NEED_EXISTENCE) if of_each => (key, Need::Existence),
-            _ if of_each && counted => (key, Need::Existence),
-            _ if of_each => (key, Need::Nothing),
-            _ => (key, of_all),
+        let kind = self.kind;
+        entries(&mut self.batch).enumerate().map(move |(at, (key, noted))| match kind {
+            Operation::Execute => (key, need_of_steps(noted, counted)),
+            _ => (key, Need::of(kind, at, counted)),
         })
     }
 
-    /// What must be known about its keys. A database whose keys are counted must know whether they
-    /// exist.
-    pub(crate) fn need(&self, counted: bool) -> Need {
-        match self.kind {
-            Operation::Put | Operation::PutIf { only: None, reply: PutReply::Ok } if !counted => {
-                Need::Nothing
-            }
-            Operation::Put | Operation::PutIfNone | Operation::Delete => Need::Existence,
-            Operation::PutIf { reply: PutReply::Old, .. } => Need::Value,
-            Operation::PutIf { .. } => Need::Existence,
-            Operation::GetDelete
-            | Operation::Append
-            | Operation::SetRange(_)
-            | Operation::Add(_)
-            | Operation::AddFloat(_) => Need::Value,
-            Operation::Clear
-            | Operation::DeleteRange
-            | Operation::Sync
-            | Operation::Watch
-            | Operation::Unwatch
-            | Operation::ExecuteAlone => Need::Nothing,
-            // Each key has its own, see `need_of_step`.
-            Operation::Execute => Need::Value,
-        }
+    /// Whether it must know values.
+    pub(crate) fn needs_values(&self) -> bool {
+        // All keys but the first are alike.
+        [0, 1].iter().any(|at| Need::of(self.kind, *at, false) == Need::Value)
     }
 
     /// The approximate memory it takes until it is answered: its batch, the notes on each key, and
@@ -269,13 +291,14 @@ impl Change {
 
     /// Whether it builds values from short operands, or copies values.
     pub(crate) fn builds(&self) -> bool {
-        matches!(self.kind, Operation::Append | Operation::SetRange(_))
+        self.kind.builds_value()
             || self.steps.as_ref().is_some_and(|steps| steps.built_bytes_min() > 0)
     }
 
     /// Whether it may leave a value that is not small.
     pub(crate) fn may_leave_long_value(&self) -> bool {
-        matches!(self.kind, Operation::Append | Operation::SetRange(_))
+        self.kind.builds_value()
+            || matches!(self.kind, Operation::Combine(_))
             || self.len() > Settings::REPLY_BYTES_SMALL
     }
 
@@ -334,9 +357,9 @@ mod tests {
 
     #[test]
     fn a_plain_put_needs_no_knowledge_unless_keys_are_counted() {
-        assert_eq!(Change::put(b"a", b"1").need(false), Need::Nothing);
-        assert_eq!(Change::put(b"a", b"1").need(true), Need::Existence);
-        assert_eq!(Change::delete([&b"a"[..]]).need(false), Need::Existence);
-        assert_eq!(Change::of(Operation::Append).need(false), Need::Value);
+        assert_eq!(Need::of(Operation::Put, 0, false), Need::Nothing);
+        assert_eq!(Need::of(Operation::Put, 0, true), Need::Existence);
+        assert_eq!(Need::of(Operation::Delete, 0, false), Need::Existence);
+        assert_eq!(Need::of(Operation::Append, 0, false), Need::Value);
     }
 }

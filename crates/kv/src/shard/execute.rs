@@ -13,7 +13,9 @@ use std::collections::BTreeMap;
 
 use lsm::BatchWriter;
 
+use crate::command::bits::{BitOperation, STEP_BYTES};
 use crate::command::commands::Ask;
+use crate::command::operation::Operation;
 use crate::settings::FAMILY;
 use crate::shard::ShardState;
 use crate::shard::change::{Answer, Change, Need, entries};
@@ -110,7 +112,7 @@ impl Steps {
     /// The length of the values that it builds or copies, as far as it alone tells.
     pub fn built_bytes_min(&self) -> usize {
         let of_step = |step: &Step| match step {
-            Step::Change(change) if change.need(false) == Need::Value => {
+            Step::Change(change) if change.needs_values() || change.builds() => {
                 change.built_bytes_min() + VALUE_BYTES
             }
             Step::Read(_, ask) if need_of(*ask) == Need::Value => VALUE_BYTES,
@@ -127,8 +129,7 @@ impl Step {
     pub fn needs(&mut self, name: &mut dyn FnMut(&[u8], Need)) {
         match self {
             Step::Change(change) => {
-                let need = change.need(false);
-                change.entries().for_each(|(key, _)| name(key, need));
+                change.needs(false).for_each(|(key, need)| name(key, need));
             }
             Step::Read(key, ask) => name(key, need_of(*ask)),
             Step::Values(keys) => keys.iter().for_each(|key| name(key, Need::Value)),
@@ -140,8 +141,14 @@ impl Step {
 
 fn need_of(ask: Ask) -> Need {
     match ask {
-        Ask::Type | Ask::TimeToLive => Need::Existence,
-        _ => Need::Value,
+        Ask::Type | Ask::TimeToLive | Ask::Frequency | Ask::IdleTime => Need::Existence,
+        Ask::Value
+        | Ask::Length
+        | Ask::Part { .. }
+        | Ask::Bit(_)
+        | Ask::Encoding
+        | Ask::Memory(_)
+        | Ask::References => Need::Value,
     }
 }
 
@@ -271,7 +278,10 @@ impl Keys {
     /// The answer to the whole transaction, if its values are too long.
     pub fn execute(&mut self, step: Step, compute: Compute<'_>) -> Result<Answer, Answer> {
         let answer = match step {
-            Step::Change(change) => self.change(change, compute)?,
+            Step::Change(change) => match change.kind {
+                Operation::Combine(operation) => self.combine(operation, change)?,
+                _ => self.change(change, compute)?,
+            },
             Step::Read(key, ask) => match need_of(ask) {
                 Need::Value => Answer::Old(self.value(&key)?),
                 _ => Answer::Old(self.exists(&key).then(Vec::new)),
@@ -339,15 +349,15 @@ impl Keys {
         // A value that is too long is refused by itself, before it is built.
         let value_bytes_max = self.bytes_max / VALUES_MAX;
         let built = Some(change.built_bytes_min()).filter(|built| *built <= value_bytes_max);
-        let needs_values = change.need(false) == Need::Value;
-        for (key, _) in change.entries() {
+        for (key, need) in change.needs(false) {
+            let needs_value = need == Need::Value;
             let now = self.states.get(key).map_or(&OldValue::Missing, |state| &state.now);
-            self.bytes += if needs_values { now.len() } else { 0 };
+            self.bytes += if needs_value { now.len() } else { 0 };
             if self.bytes + built.unwrap_or(0) > self.bytes_max {
                 return Err(too_much());
             }
             old.push(match now {
-                OldValue::Value(_) if !needs_values => OldValue::There,
+                OldValue::Value(_) if !needs_value => OldValue::There,
                 now => now.clone(),
             });
         }
@@ -370,6 +380,38 @@ impl Keys {
             }
         }
         Ok(answer)
+    }
+
+    /// `BITOP`, in one go: its work is bounded by the bytes of a transaction.
+    fn combine(&mut self, operation: BitOperation, mut change: Change) -> Result<Answer, Answer> {
+        let mut result = Vec::new();
+        let mut keys = change.entries().map(|(key, _)| key);
+        let Some(target) = keys.next() else { return Ok(Answer::Null) };
+        for (number, key) in keys.enumerate() {
+            let source = match self.states.get(key).map(|state| &state.now) {
+                Some(OldValue::Value(value)) => &value[..],
+                _ => &[],
+            };
+            self.bytes += source.len().max(result.len());
+            if self.bytes > self.bytes_max {
+                return Err(too_much());
+            }
+            let mut at = 0;
+            while operation.step(&mut result, source, at, number == 0) {
+                at += STEP_BYTES;
+            }
+        }
+        let length = result.len() as i64;
+        if let Some(state) = self.states.get_mut(target) {
+            if !result.is_empty() {
+                state.now = OldValue::Value(result);
+                state.written = true;
+            } else if state.now.exists() {
+                state.now = OldValue::Missing;
+                state.written = true;
+            }
+        }
+        Ok(Answer::Integer(length))
     }
 
     /// The answer to the whole transaction if its replies are longer than was admitted.
@@ -417,7 +459,14 @@ fn reply_bytes(answer: &Answer) -> usize {
         }
         Answer::Failed(text) => text.len(),
         Answer::Refused(text) => text.len(),
-        _ => 0,
+        Answer::Integers(values) => values.len() * ANSWER_BYTES,
+        Answer::Ok
+        | Answer::Null
+        | Answer::Integer(_)
+        | Answer::Old(None)
+        | Answer::Executed(_)
+        | Answer::Conflict
+        | Answer::Larger(_) => 0,
     }
 }
 
@@ -478,7 +527,6 @@ impl ShardState {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::command::operation::Operation;
     use crate::shard::modify::{Write, modify, put};
 
     fn change(kind: Operation, key: &[u8], operand: &[u8]) -> Step {
@@ -536,6 +584,29 @@ mod tests {
         let refused = (0..9)
             .find_map(|_| keys.execute(change(Operation::SetRange(8), b"b", b"x"), &compute).err());
         assert_eq!(refused, Some(too_much()));
+    }
+
+    #[test]
+    fn bits_are_combined_within_the_bytes_of_a_transaction() {
+        let combine = |operation, words: &[&[u8]]| {
+            let mut change = Change::of(Operation::Combine(operation));
+            change.also_put(words[0], b"");
+            words[1..].iter().for_each(|key| change.batch.delete(FAMILY, key));
+            Step::Change(change)
+        };
+        let mut keys = keys();
+        let or = keys.execute(combine(BitOperation::Or, &[b"b", b"a", b"b"]), &compute);
+        assert_eq!(or, Ok(Answer::Integer(1)));
+        assert_eq!(keys.state(b"b"), Some(&OldValue::Value(b"1".to_vec())));
+        let xor = keys.execute(combine(BitOperation::Xor, &[b"a", b"a", b"b"]), &compute);
+        assert_eq!(xor, Ok(Answer::Integer(1)));
+        assert_eq!(keys.state(b"a"), Some(&OldValue::Value(b"\0".to_vec())));
+        // Nothing is combined: the key is removed.
+        let not = keys.execute(combine(BitOperation::Not, &[b"a", b"c"]), &compute);
+        assert_eq!((not, keys.state(b"a")), (Ok(Answer::Integer(0)), Some(&OldValue::Missing)));
+        let same: Vec<&[u8]> = [&b"a"[..]].into_iter().chain((0..50).map(|_| &b"b"[..])).collect();
+        let refused = keys.execute(combine(BitOperation::And, &same), &compute);
+        assert_eq!(refused, Err(too_much()));
     }
 
     #[test]

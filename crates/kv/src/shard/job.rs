@@ -6,9 +6,11 @@ use std::rc::Rc;
 
 use reactor::Class;
 
+use crate::command::operation::Operation;
 use crate::shard::ShardState;
 use crate::shard::answers::{AnswerTarget, engine_answer, split};
 use crate::shard::change::{Answer, Change};
+use crate::shard::long::is_long;
 use crate::shard::modify::OldValue;
 use crate::shard::turns::Connection;
 
@@ -30,6 +32,8 @@ pub(super) struct Job {
     /// It knows its old values, and waits only for its connection.
     is_ready: Cell<bool>,
     ahead: Cell<Option<ReadAhead>>,
+    /// It reads its keys one after the other when its turn has come.
+    is_long: bool,
 }
 
 /// Old values that were read before the turn of their change came.
@@ -51,6 +55,7 @@ impl ShardState {
         self.jobs.set(self.jobs.get() + 1);
         let job = Rc::new(Job {
             connection: target.answers.connection,
+            is_long: is_long(&change),
             change: RefCell::new(Some((change, target))),
             keys,
             behind: Cell::new(0),
@@ -158,7 +163,7 @@ impl ShardState {
 /// Makes a change that is first at all its keys; or only reads its old values, if others of its
 /// connection are before it.
 async fn run(shard: &Rc<ShardState>, job: Rc<Job>) {
-    if !shard.is_first(&job) && !job.is_ready.get() {
+    if !shard.is_first(&job) && !job.is_ready.get() && !job.is_long {
         shard.read_ahead(&job).await;
     }
     if !shard.is_first(&job) {
@@ -176,12 +181,18 @@ async fn run(shard: &Rc<ShardState>, job: Rc<Job>) {
             continue;
         }
         // Changes that wait for the same room must see what this one takes while it reads.
+        if is_long(&change) {
+            shard.unpack(&mut change).await;
+        }
         let expected = shard.expect_built(&change);
         // After a refusal the values may be wrong.
         let ahead = ahead.take().filter(|ahead| ahead.refusals == shard.refusals.get());
         let old = match ahead {
             Some(ahead) => Ok(ahead.old),
-            None => shard.read(&mut change).await,
+            None => match change.kind {
+                Operation::Combine(operation) => shard.combine(operation, &mut change).await,
+                _ => shard.read(&mut change).await,
+            },
         };
         shard.built_bytes.set(shard.built_bytes.get() - expected);
         match old {

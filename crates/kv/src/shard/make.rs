@@ -7,13 +7,14 @@ use std::rc::Rc;
 use lsm::BatchWriter;
 use reactor::Class;
 
-use crate::command::operation::Operation;
+use crate::command::operation::{Operation, Transfer};
 use crate::settings::FAMILY;
 use crate::shard::ShardState;
 use crate::shard::answers::{AnswerTarget, engine_answer, split};
 use crate::shard::change::{Answer, Change, entries};
 use crate::shard::delete_range::Barrier;
 use crate::shard::knowledge::Knowledge;
+use crate::shard::long::is_long;
 use crate::shard::modify::{self, OldValue, Write};
 
 /// Largest batch of the engine.
@@ -22,6 +23,8 @@ pub(super) const BATCH_BYTES_MAX: usize = 256 << 20;
 const GATHERED_EACH_BYTES: usize = 1024;
 /// Bytes of changes that go to the engine without waiting for more.
 const GATHERED_BYTES: usize = 64 * 1024;
+
+const NO_SUCH_KEY: &str = "ERR no such key";
 
 /// What a change writes, and its answer.
 pub(super) struct MadeChange {
@@ -57,7 +60,8 @@ impl ShardState {
             self.turns.borrow().is_awaited(target.answers.connection)
                 || change.entries().any(|(key, _)| overlay.is_awaited(key, self.print(key)))
         };
-        if !awaited && self.has_room(&change) {
+        // A long computation has a task of its own.
+        if !awaited && !is_long(&change) && self.has_room(&change) {
             match self.look_up(&mut change) {
                 Knowledge::All(old) => return self.make(change, old, target),
                 Knowledge::Failed(_) if change.commands() > 1 => {
@@ -152,6 +156,8 @@ impl ShardState {
                 let (batch, count) = existing(&mut change.batch, old);
                 ((count > 0).then_some(batch), Answer::Integer(count))
             }
+            Operation::Combine(_) => return combined(change.batch),
+            Operation::Transfer(how) => return transfer(how, change.batch, old),
             kind => return self.compute_one(kind, change.batch, old),
         };
         MadeChange { batch, answer, built_bytes: 0 }
@@ -176,7 +182,12 @@ impl ShardState {
         made.answer = answer;
         made.batch = match write {
             Write::Nothing => None,
-            Write::AsItIs => Some(change),
+            Write::AsItIs => {
+                if matches!(kind, Operation::Restore { .. }) {
+                    made.built_bytes = change.len();
+                }
+                Some(change)
+            }
             Write::Value(value) => {
                 made.built_bytes = value.len();
                 Some(modify::put(key, &value))
@@ -201,6 +212,41 @@ impl ShardState {
     }
 }
 
+/// Stores the result of a `BITOP`.
+fn combined(mut batch: BatchWriter) -> MadeChange {
+    let length = entries(&mut batch).next().map(|(_, value)| value.map_or(0, <[u8]>::len));
+    let built_bytes = length.unwrap_or(0);
+    let answer = Answer::Integer(built_bytes as i64);
+    MadeChange { batch: length.map(|_| batch), answer, built_bytes }
+}
+
+/// Gives a key the value of another one. `old` becomes the state before the batch.
+fn transfer(how: Transfer, mut batch: BatchWriter, old: &mut Vec<OldValue>) -> MadeChange {
+    let none = |answer| MadeChange { batch: None, answer, built_bytes: 0 };
+    let keys: Vec<&[u8]> = entries(&mut batch).map(|(key, _)| key).collect();
+    let &[to, from] = &keys[..] else { return none(Answer::Null) };
+    let [target, source] = &mut old[..] else { return none(Answer::Null) };
+    match how {
+        Transfer::Rename | Transfer::RenameIfNone if !source.exists() => {
+            return none(Answer::Refused(NO_SUCH_KEY));
+        }
+        Transfer::Rename if to == from => return none(Answer::Ok),
+        _ if !source.exists() || target.exists() && !how.overwrites() => {
+            return none(Answer::Integer(0));
+        }
+        _ => {}
+    }
+    let value = mem::replace(source, OldValue::There).into_bytes();
+    let mut made = modify::put(to, &value);
+    if how.moves() {
+        made.delete(FAMILY, from);
+    } else {
+        old.truncate(1);
+    }
+    let answer = if how == Transfer::Rename { Answer::Ok } else { Answer::Integer(1) };
+    MadeChange { batch: Some(made), answer, built_bytes: value.len() }
+}
+
 /// Keeps the removals of existing keys, each once, and counts them. `old` becomes the state before
 /// these.
 fn existing(batch: &mut BatchWriter, old: &mut Vec<OldValue>) -> (BatchWriter, i64) {
@@ -214,4 +260,53 @@ fn existing(batch: &mut BatchWriter, old: &mut Vec<OldValue>) -> (BatchWriter, i
     let count = i64::from(kept.count());
     *old = vec![OldValue::There; kept.count() as usize];
     (kept, count)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What a transfer from `a` to `b` writes, answers, and replaces.
+    fn moved(how: Transfer, a: OldValue, b: OldValue) -> (Vec<String>, Answer, Vec<bool>) {
+        let mut change = BatchWriter::new();
+        change.put(FAMILY, b"b", b"");
+        change.delete(FAMILY, b"a");
+        let mut old = vec![b, a];
+        let made = transfer(how, change, &mut old);
+        let written = made.batch.map(|mut batch| {
+            let entries = entries(&mut batch).map(|(key, value)| {
+                let value = value.map(|value| String::from_utf8_lossy(value).into_owned());
+                format!("{}={}", key.escape_ascii(), value.as_deref().unwrap_or("-"))
+            });
+            entries.collect::<Vec<_>>()
+        });
+        let before = written.as_ref().map(|_| old.iter().map(OldValue::exists).collect());
+        (written.unwrap_or_default(), made.answer, before.unwrap_or_default())
+    }
+
+    #[test]
+    fn a_key_gets_the_value_of_another_in_one_batch() {
+        let value = || OldValue::Value(b"v".to_vec());
+        let (both, copied) = (vec!["b=v".to_owned(), "a=-".to_owned()], vec!["b=v".to_owned()]);
+        for (how, written, answer, before) in [
+            (Transfer::Rename, both.clone(), Answer::Ok, vec![false, true]),
+            (Transfer::RenameIfNone, both.clone(), Answer::Integer(1), vec![false, true]),
+            (Transfer::Copy, copied.clone(), Answer::Integer(1), vec![false]),
+            (Transfer::CopyOver, copied.clone(), Answer::Integer(1), vec![false]),
+        ] {
+            assert_eq!(moved(how, value(), OldValue::Missing), (written, answer, before));
+        }
+        for (how, written, answer, before) in [
+            (Transfer::Rename, both, Answer::Ok, vec![true, true]),
+            (Transfer::RenameIfNone, vec![], Answer::Integer(0), vec![]),
+            (Transfer::Copy, vec![], Answer::Integer(0), vec![]),
+            (Transfer::CopyOver, copied, Answer::Integer(1), vec![true]),
+        ] {
+            assert_eq!(moved(how, value(), OldValue::There), (written, answer, before));
+        }
+        let missing = |how| moved(how, OldValue::Missing, OldValue::There).1;
+        assert_eq!(missing(Transfer::Rename), Answer::Refused(NO_SUCH_KEY));
+        assert_eq!(missing(Transfer::RenameIfNone), Answer::Refused(NO_SUCH_KEY));
+        assert_eq!(missing(Transfer::CopyOver), Answer::Integer(0));
+    }
 }

@@ -14,6 +14,7 @@
 //!    `MR.DELRANGE` ([`delete_range`]) hold later changes back until they are made. A transaction
 //!    ([`execute`]) is one change of all its keys; one that concerns keys which it does not name
 //!    ([`alone`]) holds later changes back, too. [`watches`] knows which connections watch a key.
+//!    `BITOP` and a long `RESTORE` are computed in steps ([`long`]).
 //! 4. When the engine reports that a batch is durable and visible, its answers are ready. An answer
 //!    that needed no write waits for all writes before it, because it may depend on them. When all
 //!    commands of a parcel have theirs ([`answers`]), the answers are sent back.
@@ -40,6 +41,7 @@ mod flight;
 mod job;
 mod knowledge;
 mod known;
+mod long;
 mod mailbox;
 mod make;
 mod modify;
@@ -138,6 +140,8 @@ struct ShardState {
     /// Longest value that is built.
     value_bytes_max: Cell<usize>,
     ahead_bytes: Cell<usize>,
+    /// A change that takes long is being computed.
+    computing: Cell<bool>,
     /// Answers for other cores, by core, and the way there.
     outbox: RefCell<Vec<Answered>>,
     posters: OnceCell<Posters>,
@@ -224,6 +228,7 @@ impl Shard {
             built_bytes_max: Cell::new(BUILT_BYTES_MAX),
             value_bytes_max: Cell::new(VALUE_BYTES_MAX),
             ahead_bytes: Cell::new(0),
+            computing: Cell::new(false),
             outbox: RefCell::new((0..core.cores()).map(|_| Vec::new()).collect()),
             posters: OnceCell::new(),
             barrier: RefCell::default(),

@@ -4,11 +4,15 @@
 use lsm::BatchWriter;
 use resp::parse_i64;
 
+use crate::command::bits::{BAD_OFFSET, bit, set_bit};
+use crate::command::dump::Restore;
+use crate::command::fields;
 use crate::command::long_double::LongDouble;
-use crate::command::operation::{Condition, Operation, PutReply};
+use crate::command::operation::{Condition, Operation, Payload, PutReply};
 use crate::settings::FAMILY;
 use crate::shard::change::Answer;
 
+const BUSY: &str = "BUSYKEY Target key name already exists.";
 const NOT_AN_INTEGER: &str = "ERR value is not an integer or out of range";
 const OVERFLOW: &str = "ERR increment or decrement would overflow";
 const NOT_A_FLOAT: &str = "ERR value is not a valid float";
@@ -43,6 +47,14 @@ impl OldValue {
         }
     }
 
+    /// The value; an empty one where it is not known.
+    pub fn into_bytes(self) -> Vec<u8> {
+        match self {
+            OldValue::Value(value) => value,
+            _ => Vec::new(),
+        }
+    }
+
     fn answer(self) -> Answer {
         match self {
             OldValue::Value(value) => Answer::Old(Some(value)),
@@ -67,6 +79,8 @@ pub(crate) fn built_bytes_min(kind: Operation, operand_bytes: usize) -> usize {
     match kind {
         Operation::Append => operand_bytes,
         Operation::SetRange(offset) => offset.saturating_add(operand_bytes),
+        Operation::SetBit { offset, .. } => (offset / 8) as usize + 1,
+        Operation::Fields { bytes } => bytes,
         _ => 0,
     }
 }
@@ -98,7 +112,7 @@ pub(crate) fn modify(
             (if old.exists() { Write::AsItIs } else { Write::Nothing }, old.answer())
         }
         Operation::Append => {
-            let mut value = take(old);
+            let mut value = old.into_bytes();
             if value.len() + operand.len() > bytes_max {
                 return refuse(TOO_LONG);
             }
@@ -106,7 +120,7 @@ pub(crate) fn modify(
             with_length(value)
         }
         Operation::SetRange(offset) => {
-            let mut value = take(old);
+            let mut value = old.into_bytes();
             if operand.is_empty() {
                 return (Write::Nothing, Answer::Integer(value.len() as i64));
             }
@@ -119,6 +133,47 @@ pub(crate) fn modify(
             }
             value[offset..end].copy_from_slice(operand);
             with_length(value)
+        }
+        Operation::SetBit { offset, on } => {
+            let before = old.len();
+            let mut value = old.into_bytes();
+            let bytes = (offset / 8) as usize + 1;
+            if value.len().max(bytes) > bytes_max {
+                return refuse(if bytes > bytes_max { BAD_OFFSET } else { TOO_LONG });
+            }
+            let was_on = bit(&value, offset);
+            value.resize(value.len().max(bytes), 0);
+            set_bit(&mut value, offset, on);
+            let changed = was_on != on || value.len() > before;
+            let write = if changed { Write::Value(value) } else { Write::Nothing };
+            (write, Answer::Integer(was_on.into()))
+        }
+        Operation::Fields { bytes } => {
+            let before = old.len();
+            let mut value = old.into_bytes();
+            if bytes > 0 && value.len().max(bytes) > bytes_max {
+                return refuse(if bytes > bytes_max { BAD_OFFSET } else { TOO_LONG });
+            }
+            value.resize(value.len().max(bytes), 0);
+            let mut changed = value.len() > before;
+            let answers = fields::decode(operand)
+                .map(|operation| {
+                    let (answer, has_changed) = fields::apply(&mut value, operation)?;
+                    changed |= has_changed;
+                    Some(answer)
+                })
+                .collect();
+            let write = if changed { Write::Value(value) } else { Write::Nothing };
+            (write, Answer::Integers(answers))
+        }
+        Operation::Restore { over: false, .. } if old.exists() => refuse(BUSY),
+        Operation::Restore { payload: Payload::Refused(text), .. } => refuse(text),
+        Operation::Restore { payload: Payload::Unpacked, .. } => (Write::AsItIs, Answer::Ok),
+        Operation::Restore { payload: Payload::Packed, .. } => {
+            match Restore::new(operand, bytes_max).finish() {
+                Ok(value) => (Write::Value(value), Answer::Ok),
+                Err(text) => refuse(text),
+            }
         }
         Operation::Add(by) => {
             let Some(value) = old.bytes().map_or(Some(0), parse_i64) else {
@@ -141,6 +196,8 @@ pub(crate) fn modify(
         Operation::Put
         | Operation::PutIfNone
         | Operation::Delete
+        | Operation::Transfer(_)
+        | Operation::Combine(_)
         | Operation::Clear
         | Operation::DeleteRange
         | Operation::Sync
@@ -160,13 +217,6 @@ pub(crate) fn put(key: &[u8], value: &[u8]) -> BatchWriter {
     batch
 }
 
-fn take(old: OldValue) -> Vec<u8> {
-    match old {
-        OldValue::Value(value) => value,
-        _ => Vec::new(),
-    }
-}
-
 fn with_length(value: Vec<u8>) -> (Write, Answer) {
     let length = value.len() as i64;
     (Write::Value(value), Answer::Integer(length))
@@ -179,6 +229,7 @@ fn refuse(text: &'static str) -> (Write, Answer) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::command::args::tests::with;
 
     fn value(text: &str) -> OldValue {
         OldValue::Value(text.into())
@@ -261,6 +312,64 @@ mod tests {
         for kind in [Operation::Append, Operation::SetRange(0)] {
             assert_eq!(made(kind, value(&longer), "y"), (None, Answer::Refused(TOO_LONG)));
         }
+    }
+
+    #[test]
+    fn bits_are_set_and_values_made_longer() {
+        let set = |old, offset, on| made(Operation::SetBit { offset, on }, old, "");
+        let longer = Some("\0\x40".to_owned());
+        assert_eq!(set(OldValue::Missing, 9, true), (longer, Answer::Integer(0)));
+        assert_eq!(set(value("A"), 0, false), (None, Answer::Integer(0)), "nothing changes");
+        assert_eq!(set(value("A"), 1, false), (Some("\x01".to_owned()), Answer::Integer(1)));
+        assert_eq!(set(OldValue::Missing, 0, false).0, Some("\0".to_owned()));
+        let far = set(value("A"), 8 * BYTES_MAX as u64, true);
+        assert_eq!(far, (None, Answer::Refused(BAD_OFFSET)));
+    }
+
+    #[test]
+    fn fields_are_changed_in_order_and_a_failure_leaves_the_length() {
+        let change = |line: &str, old: OldValue| {
+            with(line, |args| {
+                let operations = fields::parse(args).unwrap();
+                let bytes = fields::bytes_min(&operations);
+                let operand = fields::encode(&operations);
+                let (write, answer) = modify(Operation::Fields { bytes }, old, &operand, BYTES_MAX);
+                (matches!(write, Write::Value(_)), answer)
+            })
+        };
+        let integers = |numbers: &[Option<i64>]| Answer::Integers(numbers.to_vec());
+        assert_eq!(
+            change("bitfield k set u8 0 65 get u8 0", value("B")),
+            (true, integers(&[Some(66), Some(65)]))
+        );
+        assert_eq!(change("bitfield k set u8 0 66", value("B")), (false, integers(&[Some(66)])));
+        assert_eq!(change("bitfield k get u8 0", OldValue::Missing), (false, integers(&[Some(0)])));
+        let fail = "bitfield k overflow fail incrby u8 0 256";
+        assert_eq!(change(fail, value("B")), (false, integers(&[None])));
+        assert_eq!(change(fail, OldValue::Missing), (true, integers(&[None])), "Redis makes it");
+        assert_eq!(
+            change("bitfield k set u8 800 1", value("B")),
+            (false, Answer::Refused(BAD_OFFSET))
+        );
+    }
+
+    #[test]
+    fn a_payload_is_restored_unless_the_key_exists() {
+        let restore = |over, payload, old| {
+            let (write, answer) =
+                modify(Operation::Restore { over, payload }, old, b"not a payload", BYTES_MAX);
+            (write != Write::Nothing, answer)
+        };
+        let busy = (false, Answer::Refused(BUSY));
+        assert_eq!(restore(false, Payload::Packed, OldValue::There), busy);
+        assert_eq!(restore(false, Payload::Refused("ERR x"), OldValue::There), busy);
+        assert_eq!(
+            restore(true, Payload::Refused("ERR x"), OldValue::There),
+            (false, Answer::Refused("ERR x"))
+        );
+        let bad = (false, Answer::Refused(crate::command::dump::BAD_CHECKSUM));
+        assert_eq!(restore(false, Payload::Packed, OldValue::Missing), bad);
+        assert_eq!(restore(true, Payload::Unpacked, OldValue::There), (true, Answer::Ok));
     }
 
     #[test]

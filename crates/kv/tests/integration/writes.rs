@@ -182,7 +182,18 @@ fn random_command(rng: &mut Rng, name: &str) -> Vec<Vec<u8>> {
     let long = rng.chance(50_000);
     let value = vec![b'a' + rng.below(26) as u8; rng.index(if long { 9000 } else { 40 })];
     let word = |text: &str| text.as_bytes().to_vec();
-    match rng.below(20) {
+    match rng.below(26) {
+        20 => vec![word(["RENAME", "RENAMENX"][rng.index(2)]), one, key(rng)],
+        21 => vec![word("COPY"), one, key(rng)],
+        22 => vec![word("COPY"), one, key(rng), word("REPLACE")],
+        23 => vec![word("SETBIT"), one, word(&rng.below(400).to_string()), word("1")],
+        24 => {
+            let mut words = vec![word("BITOP"), one, word("XOR")];
+            words.extend((0..1 + rng.below(4)).map(|_| key(rng)));
+            words.swap(1, 2);
+            words
+        }
+        25 => vec![word("BITCOUNT"), one],
         0..5 => vec![word("SET"), one, value],
         5 => vec![word("SET"), one, value, word(["NX", "XX"][rng.index(2)]), word("GET")],
         6 => vec![word("SETNX"), one, value],
@@ -280,6 +291,53 @@ fn answer(words: &[Vec<u8>], model: &mut Model, expected: &mut Vec<u8>) {
                 model.extend(pairs.map(|pair| (pair[0].clone(), pair[1].clone())));
             }
             if if_none { writer.integer(sets.into()) } else { writer.ok() }
+        }
+        b"RENAME" | b"RENAMENX" => {
+            let nx = words[0] == b"RENAMENX";
+            match old {
+                None => writer.error("ERR no such key"),
+                Some(_) if nx && model.contains_key(&words[2]) => writer.integer(0),
+                Some(value) => {
+                    model.remove(&one);
+                    model.insert(words[2].clone(), value);
+                    if nx { writer.integer(1) } else { writer.ok() }
+                }
+            }
+        }
+        b"COPY" if one == words[2] => {
+            writer.error("ERR source and destination objects are the same");
+        }
+        b"COPY" => match old {
+            Some(value) if words.len() == 4 || !model.contains_key(&words[2]) => {
+                model.insert(words[2].clone(), value);
+                writer.integer(1);
+            }
+            _ => writer.integer(0),
+        },
+        b"SETBIT" => {
+            let at: usize = std::str::from_utf8(&words[2]).unwrap().parse().unwrap();
+            let mut all = old.unwrap_or_default();
+            all.resize(all.len().max(at / 8 + 1), 0);
+            writer.integer((all[at / 8] >> (7 - at % 8) & 1).into());
+            all[at / 8] |= 0x80 >> (at % 8);
+            model.insert(one, all);
+        }
+        b"BITOP" => {
+            let mut all = Vec::new();
+            for key in &words[3..] {
+                let value = model.get(key).map(Vec::as_slice).unwrap_or_default();
+                all.resize(all.len().max(value.len()), 0);
+                all.iter_mut().zip(value).for_each(|(byte, other)| *byte ^= other);
+            }
+            writer.integer(all.len() as i64);
+            model.remove(&words[2]);
+            if !all.is_empty() {
+                model.insert(words[2].clone(), all);
+            }
+        }
+        b"BITCOUNT" => {
+            let bits: u32 = old.iter().flatten().map(|byte| byte.count_ones()).sum();
+            writer.integer(bits.into());
         }
         b"MGET" => {
             writer.array(words.len() - 1);

@@ -289,7 +289,8 @@ async fn open_database(
     };
     let clients_max = clients_max(core.cores(), descriptors_max(), first_free)?;
     let password = config.password.clone();
-    let settings = kv::Settings { family, password, clients_max, ..budget.door() };
+    let debug_commands = config.debug_commands;
+    let settings = kv::Settings { family, password, clients_max, debug_commands, ..budget.door() };
     let door = kv::NodeState::new(core.cores(), settings, description);
     let shard = writer
         .map(|writer| Shard::with_memory(core, db.attach(core), writer, family, budget.known_keys));

@@ -23,6 +23,15 @@ pub(crate) fn write_answer(answer: &WriteAnswer, writer: &mut Writer<'_>) {
         WriteAnswer::Ok => writer.ok(),
         WriteAnswer::Null | WriteAnswer::Old(None) => writer.null(),
         WriteAnswer::Integer(value) => writer.integer(*value),
+        WriteAnswer::Integers(values) => {
+            writer.array(values.len());
+            for value in values {
+                match value {
+                    Some(value) => writer.integer(*value),
+                    None => writer.null(),
+                }
+            }
+        }
         WriteAnswer::Bulk(value) | WriteAnswer::Old(Some(value)) => writer.bulk(value),
         WriteAnswer::Values(values) => {
             writer.array(values.len());
@@ -234,6 +243,9 @@ impl Replies {
             Rest::Done => {
                 self.pending.pop_front();
                 self.streaming = self.pending.iter().any(PendingReply::is_stream);
+                if let Some(noted) = self.noted.take() {
+                    self.state.note_slow(noted);
+                }
             }
             Rest::Broken => {
                 self.pending.pop_front();

@@ -30,6 +30,7 @@ use crate::connection::output::{Batch, Output, Sending};
 use crate::connection::replies::pending::{
     Found, FoundMany, PendingReply, Query, Window, answer_bytes, count_hit, write_one,
 };
+use crate::core::slow_log::Noted;
 use crate::core::state::CoreState;
 use crate::read::small;
 use crate::read::stream::{KEYS_PER_LOOKUP, LookupStream, Stream};
@@ -82,6 +83,8 @@ pub(crate) struct Replies {
     pub closing: Closing,
     /// The command being executed.
     pub command: Option<CommandId>,
+    /// The command whose reply of any size is being made, if it may belong into the slow log.
+    pub noted: Option<Noted>,
     sending_bytes: usize,
     sending_pinned_bytes: usize,
     unsent: Share,
@@ -121,6 +124,7 @@ impl Replies {
             streaming: false,
             closing: Closing::No,
             command: None,
+            noted: None,
             sending_bytes: 0,
             sending_pinned_bytes: 0,
             unsent: state.unsent_bytes.share(),
