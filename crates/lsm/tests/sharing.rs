@@ -500,7 +500,9 @@ fn two_cores_that_read_write_no_line_in_common() {
         println!("{reads} {name}: {writes:?} writes outside, {foreign:x?}");
         assert_eq!(in_common(&foreign), [], "{name}: lines that both cores write");
         let lines = foreign.map(|lines| lines.len());
-        assert!(lines.iter().all(|&n| n <= 2), "{name}: sleep flag, ring, and what? {foreign:x?}");
+        // A core posts the depth of its background work when the latency of its reads has changed it.
+        let known = "sleep flag, ring, depth";
+        assert!(lines.iter().all(|&n| n <= 3), "{name}: {known}, and what? {foreign:x?}");
         let writes_max = (reads * percent_max / 100) as usize;
         assert!(writes.iter().all(|&n| n <= writes_max), "{name}: {writes:?} writes outside");
     }

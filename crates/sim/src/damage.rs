@@ -167,7 +167,8 @@ impl Life {
         }
         self.look_at_all(&reader).await;
         let stats = writer.stats();
-        assert!(stats.level0_files < 16, "level 0 has grown: {stats:?}");
+        // A merge begins with 12 files at the latest, without those that it leaves alone.
+        assert!(stats.level0_files < 16 + stats.damaged_tables, "level 0 has grown: {stats:?}");
         assert_eq!((stats.disk_full, stats.tables_failing), (0, 0));
         {
             let report = &mut *self.report.borrow_mut();

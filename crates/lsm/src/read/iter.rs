@@ -136,7 +136,7 @@ impl Iter {
             if depth == 0 {
                 sources.extend(level.slots.iter().map(|&slot| level_source(Run::Table([slot]))));
             } else if !level.slots.is_empty() {
-                sources.push(level_source(Run::Level(level.clone())));
+                sources.push(level_source(Run::Level { view: view.clone(), family_at, depth }));
             }
         }
         Ok(Iter {
