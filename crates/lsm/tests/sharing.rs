@@ -500,7 +500,8 @@ fn two_cores_that_read_write_no_line_in_common() {
         println!("{reads} {name}: {writes:?} writes outside, {foreign:x?}");
         assert_eq!(in_common(&foreign), [], "{name}: lines that both cores write");
         let lines = foreign.map(|lines| lines.len());
-        // A core posts the depth of its background work when the latency of its reads has changed it.
+        // A core posts the depth of its background work when the latency of its reads has changed
+        // it.
         let known = "sleep flag, ring, depth";
         assert!(lines.iter().all(|&n| n <= 3), "{name}: {known}, and what? {foreign:x?}");
         let writes_max = (reads * percent_max / 100) as usize;

@@ -37,9 +37,9 @@ const FLAWS: [Flaw; 25] = [
     Flaw::Mutant("cancel_is_ignored"),
 ];
 
-/// Mutants of healing after failed writes. "failed_log_is_divided" needs a failed log whose families
-/// can be flushed in part only, and a kill before the rest is: no world of the first 1000 has that
-/// since the next log is made ahead. An integration test of the engine covers the rule.
+/// Mutants of healing after failed writes. "failed_log_is_divided" needs a failed log whose
+/// families can be flushed in part only, and a kill before the rest is: no world of the first 1000
+/// has that since the next log is made ahead. An integration test of the engine covers the rule.
 const OF_HEALING: [&str; 4] =
     ["heals_at_once", "unknown_is_refused", "broken_log_goes_first", "values_stay_in_failed_file"];
 
