@@ -136,25 +136,10 @@ impl ShardState {
         for key in keys.written() {
             self.watches.borrow_mut().touch(self.print(key));
         }
-        if let Some(text) = &*self.failed.borrow() {
-            return Err(Answer::Failed(text.clone()));
-        }
         let all = self.reader.db().keys().map_or(0, |all| all as i64);
-        let written = match self.writer.submit(batch, self.counted(keys.delta(all))) {
-            Ok(written) => written.await,
-            Err(error) => Err(error),
-        };
-        // It may remember keys of the ranges.
-        self.known.borrow_mut().forget();
-        match written {
-            Ok(_) => {
-                self.count(|stats| stats.written += 1);
-                self.unsaved.set(self.unsaved.get() + 1);
-                self.write_failed.set(false);
-                Ok(())
-            }
-            Err(error) => Err(self.fail(&error)),
-        }
+        self.write_removing(batch, keys.delta(all)).await?;
+        self.write_failed.set(false);
+        Ok(())
     }
 }
 

@@ -137,24 +137,36 @@ impl ShardState {
         };
         // No watch of a key of the range begins meanwhile.
         self.touch_existing(Some(&range)).await;
-        if let Some(text) = &*self.failed.borrow() {
-            return Answer::Failed(text.clone());
-        }
         let mut batch = BatchWriter::new();
         batch.delete_range(self.family, &range.start, &end);
-        let written = match self.writer.submit(batch, self.counted(-keys)) {
+        match self.write_removing(batch, -keys).await {
+            Ok(()) => Answer::Integer(keys),
+            Err(answer) => answer,
+        }
+    }
+
+    /// Writes a batch that removes ranges, and changes the number of keys by `keys`. Later changes
+    /// wait behind a barrier. Suspends until it is durable and visible.
+    ///
+    /// # Errors
+    /// The answer to the client, if it is not written.
+    pub(super) async fn write_removing(&self, batch: BatchWriter, keys: i64) -> Result<(), Answer> {
+        if let Some(text) = &*self.failed.borrow() {
+            return Err(Answer::Failed(text.clone()));
+        }
+        let written = match self.writer.submit(batch, self.counted(keys)) {
             Ok(written) => written.await,
             Err(error) => Err(error),
         };
-        // It may remember keys of the range.
+        // It may remember keys of the ranges.
         self.known.borrow_mut().forget();
         match written {
             Ok(_) => {
                 self.count(|stats| stats.written += 1);
                 self.unsaved.set(self.unsaved.get() + 1);
-                Answer::Integer(keys)
+                Ok(())
             }
-            Err(error) => self.fail(&error),
+            Err(error) => Err(self.fail(&error)),
         }
     }
 
