@@ -41,14 +41,14 @@ def boot_image(path, **words):
     subprocess.run(["mcopy", "-o", "-i", path, "-", "::syslinux.cfg"], check=True, input=new, text=True)
 
 
-def wait_for(what, condition, timeout=PATIENCE):
-    """Waits until a condition returns a true value, and returns it."""
+def wait_for(what, condition, timeout=PATIENCE, saw=lambda: ""):
+    """Waits until a condition returns a true value, and returns it; a message about the end of its patience has what `saw` returns."""
     end = time.monotonic() + timeout
     while True:
         value = condition()
         if value:
             return value
-        assert time.monotonic() < end, f"{what}: timed out after {timeout} s"
+        assert time.monotonic() < end, f"{what}: timed out after {timeout} s{saw()}"
         time.sleep(0.02)
 
 
@@ -153,6 +153,15 @@ class Guest:
         except FileNotFoundError:
             return ""
 
+    def last_words(self):
+        """What a test that waits in vain should show: the machine's state, the end of its console, QEMU's messages."""
+        try:
+            self.qmp.socket.settimeout(5)
+            state = self.status()
+        except Exception as error:
+            state = f"no answer ({error!r})"
+        return f"\nQEMU's state: {state}\nits messages: {self.complaints()[-1000:]}\nthe console:\n{self.text()[-3000:]}"
+
     def wait_for(self, pattern, timeout=PATIENCE, times=1):
         """Waits until the console has `times` matching lines; returns the last match."""
 
@@ -169,7 +178,7 @@ class Guest:
             assert self.process.poll() is None, f"QEMU ended: {self.complaints()}\n{text[-3000:]}"
             return None
 
-        return wait_for(f"the guest's '{pattern}'", found, timeout)
+        return wait_for(f"the guest's '{pattern}'", found, timeout, self.last_words)
 
     def wait_for_end(self, timeout=PATIENCE):
         """Waits until QEMU exits by itself."""
