@@ -117,6 +117,21 @@ def test_a_slow_reader_gets_everything_and_delays_nobody(node):
         assert len(reply) == 36000 and reply[0] == key(0) and reply[-2] == key(17999) and len(reply[-1]) == 1000
 
 
+@pytest.mark.parametrize("first", [b"POST / HTTP/1.1\r\n", b"GET / HTTP/1.1\r\nhOST: x\r\n"])
+def test_a_web_page_cannot_send_commands(node, first):
+    """A browser posts what a page wants to any port of its host: nothing after the request line is executed."""
+    with socket.create_connection(("127.0.0.1", node.port), 5) as browser:
+        browser.sendall(b"PING\r\n" + first + b"X: y\r\n\r\nCLIENT SETNAME page\r\nPING\r\n")
+        browser.settimeout(5)
+        replies = b""
+        while more := browser.recv(4096):
+            replies += more
+    assert replies.startswith(b"+PONG\r\n")
+    assert replies.count(b"PONG") == 1, replies
+    assert b"+OK" not in replies, replies
+    still_serves(node)
+
+
 def test_one_byte_at_a_time(node):
     with node.connect() as client:
         for byte in resp.encode("GET", key(5)) + b"PING\r\n":

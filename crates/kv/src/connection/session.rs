@@ -287,6 +287,12 @@ impl Session {
 
     /// Executes a command; false when it has to wait for earlier commands.
     fn execute(&mut self, args: Args<'_>) -> bool {
+        if is_http(args) {
+            // What follows may be written by a web page, for a node that trusts this host.
+            tracing::warn!(from = self.client.address_text(), "a client that speaks HTTP was cut off");
+            self.replies.closing = Closing::AfterReplies;
+            return true;
+        }
         let parsed = parse(args, self.permissions());
         let Parsed { command, id, name, rejected } = match self.queue.is_some() {
             true => match self.enqueue(args, parsed) {
@@ -663,4 +669,11 @@ const WRONG_PASSWORD: Refusal<'static> =
 /// Copies of the arguments, which outlive the connection's buffer.
 pub(crate) fn owned(args: Args<'_>) -> Vec<Vec<u8>> {
     args.iter().map(<[u8]>::to_vec).collect()
+}
+
+/// Whether a command is a line of an HTTP request that can carry commands in its body, as Redis
+/// finds it: `POST` or `Host:`.
+fn is_http(args: Args<'_>) -> bool {
+    let name = args.get(0);
+    name.eq_ignore_ascii_case(b"post") || name.eq_ignore_ascii_case(b"host:")
 }

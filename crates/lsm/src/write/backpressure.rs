@@ -6,9 +6,9 @@
 //! 1. *Paced.* Flushes and merges run at a rate at which they end in time, and no faster: their
 //!    reads and writes queue in the device before the log's groups. A flush may take half the time
 //!    that the next memtables take to fill; merges work off the debt by the time that level 0 has
-//!    as many files as an overload settles at. Above that, with two generations of memtables
-//!    waiting, when writing ends, and before the first memtables have filled, there is no rate
-//!    ([`WriteState::set_paces`]; `pace.rs` keeps to the rate).
+//!    as many files as an overload settles at. Above that, when writing ends, and before the first
+//!    memtables have filled, there is no rate; flushes have none either while two generations of
+//!    memtables wait ([`WriteState::set_paces`]; `pace.rs` keeps to the rate).
 //! 2. *Delayed.* Each group of batches is delayed by what its bytes take at the rate that debt and
 //!    the space of blob files allow (`controller.rs` has the law; [`WriteState::delay`]).
 //! 3. *Stalled.* New memtables are not begun while [`WAITING_MAX`] generations wait to be flushed,
@@ -64,7 +64,7 @@ pub(crate) struct Paces {
     debt: Cell<Option<((u64, u64), Debt)>>,
     /// The families whose level 0 may have a pressure, at that time.
     level0s: RefCell<Vec<(u32, Level0)>>,
-    /// The rates at which level 0 and memtables empty.
+    /// The rates at which level 0 and memtables empty while nothing paces that.
     drained: Cell<Drain>,
     flushed: Cell<Drain>,
     /// The rate at which blob files are freed.
@@ -267,16 +267,18 @@ impl WriteState {
         let hurry = fill_ns == 0
             || backlog.room <= 0.0
             || backlog.pressure >= controller::LIMITED
-            || waiting > 1
             || is_closing
             || self.has_failed();
         self.paces.hurry.set(hurry);
+        // Merges at full speed would delay the flush that writes wait for.
+        match hurry || waiting >= WAITING_MAX {
+            true => flush.hurry(),
+            false => flush.set(self.options.memtable_bytes as u64, fill_ns / 2),
+        }
         if hurry {
-            flush.hurry();
             merge.hurry();
             return;
         }
-        flush.set(self.options.memtable_bytes as u64, fill_ns / 2);
         let left = debt.bytes.max(self.merges.bytes_left());
         let ns = fill_ns as f64 * backlog.room.max(1.0);
         merge.set(left / self.merges.parts().max(1) as u64, ns as u64);
@@ -309,7 +311,7 @@ impl WriteState {
         self.paces.drained.set(drained);
         let waiting = self.flushes.waiting.borrow().len();
         let mut flushed = self.paces.flushed.get();
-        if waiting == 0 {
+        if waiting < WAITING_MAX {
             flushed.pause();
         } else {
             flushed.sample(now_ns, self.paces.flush.done());

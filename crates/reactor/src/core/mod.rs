@@ -94,6 +94,8 @@ pub(crate) struct CoreState {
     /// Rounds of the pollers so far.
     rounds: Cell<u64>,
     locals: RefCell<BTreeMap<TypeId, Rc<dyn Any>>>,
+    /// When the last message of another core or thread was taken.
+    heard_at: Cell<u64>,
     /// Latest time of the next turn, in which all pollers run.
     turn_at: Cell<u64>,
     calls: RefCell<Calls>,
@@ -148,6 +150,7 @@ impl Core {
             pollers_due: Cell::new(false),
             rounds: Cell::new(0),
             locals: RefCell::default(),
+            heard_at: Cell::new(0),
             turn_at: Cell::new(u64::MAX),
             calls: RefCell::default(),
             idle: RefCell::new(Idle::new(config.poll)),

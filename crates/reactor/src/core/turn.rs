@@ -18,6 +18,8 @@ const BUDGET_NS: u64 = 100_000;
 const MESSAGES_PER_TURN: usize = 32;
 /// Most rounds of the pollers in one turn in which nothing else is ready.
 const POLLS_PER_TURN: usize = 4;
+/// Time after a message of another core or thread in which the core expects the next one.
+const LISTEN_NS: u64 = 1_000_000;
 /// Checks of the pollers between two checks of everything else, while the core spins.
 const POLLER_CHECKS: u32 = 16;
 
@@ -35,6 +37,9 @@ impl Core {
         let mut worked = self.take_messages();
         let inner = &*self.0;
         inner.now.set(inner.driver.borrow_mut().now_ns());
+        if worked {
+            inner.heard_at.set(inner.now.get());
+        }
         if inner.turn_at.get() <= inner.now.get() {
             inner.turn_at.set(u64::MAX);
             inner.pollers_due.set(true);
@@ -198,13 +203,15 @@ impl CoreState {
 
     /// Number of completions that ends a wait: several when many disk operations and no write of a
     /// request's file or anything else are in flight, because each return to user space costs more
-    /// than the reads' extra wait.
+    /// than the reads' extra wait. One while other cores or threads send messages: each rings with
+    /// a single completion, and would wait with the reads.
     pub(crate) fn gather(&self, wait: Wait) -> usize {
         let ops = self.ops.borrow();
         let only_disk = ops.disk_running > 2 * STAGED_MAX
             && ops.disk_running == ops.running
             && ops.urgent_running == 0;
-        if wait != Wait::No && only_disk { STAGED_MAX } else { 1 }
+        let alone = self.now.get().saturating_sub(self.heard_at.get()) >= LISTEN_NS;
+        if wait != Wait::No && only_disk && alone { STAGED_MAX } else { 1 }
     }
 
     /// Runs the pollers, several times while nothing else has work: this spreads the cost of the

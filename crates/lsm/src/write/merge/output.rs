@@ -28,6 +28,10 @@ use crate::write::table_writer::{NewTable, TableWriter, file_bytes_max};
 const BORDER_PERCENT: u64 = 50;
 const BORDER_PERCENT_EACH: u64 = 5;
 const BORDER_PERCENT_MAX: u64 = 90;
+/// A table ends before it overlaps more than this many full ones of the next level. A merge takes at
+/// least one table with all that it overlaps, and level 0 waits while one of the base is merged: so
+/// small tables keep the wait short.
+const OVERLAP_FILES: u64 = 4;
 /// Range tombstones of a table, about: they are one block, and stay in memory.
 const TOMBSTONES_MAX: usize = if cfg!(test) { 16 } else { 64 << 10 };
 
@@ -42,6 +46,8 @@ pub(super) struct Output<'a> {
     /// Size at which a table ends, in bytes.
     file_bytes_max: u64,
     next_level: NextLevel<'a>,
+    /// Bytes of a table, together with those of the next level that it overlaps, at which it ends.
+    overlap_most: u64,
     tombstones: Option<Tombstones>,
     /// What lies below.
     below: Below<'a>,
@@ -98,6 +104,10 @@ impl<'a> Output<'a> {
             },
             file_bytes_max: plan.file_bytes.saturating_mul(slack).min(most),
             next_level,
+            overlap_most: family
+                .options
+                .compaction_bytes
+                .min(plan.file_bytes.saturating_mul(OVERLAP_FILES)),
             tombstones,
             below,
             start: range.from.clone(),
@@ -143,7 +153,7 @@ impl<'a> Output<'a> {
         }
         let percent = BORDER_PERCENT + BORDER_PERCENT_EACH * self.next_level.borders;
         bytes >= self.table.bytes / 100 * percent.min(BORDER_PERCENT_MAX)
-            || self.next_level.overlapped + bytes > self.family.options.compaction_bytes
+            || self.next_level.overlapped + bytes > self.overlap_most
     }
 
     /// Advances to a key, or to the end. A table of the output level ends before a zone: it must
