@@ -16,6 +16,7 @@ use crate::range::Range;
 use crate::request::Write;
 use crate::shared;
 use crate::snapshot::Snapshot;
+use crate::transaction::Transaction;
 use crate::value::Value;
 
 /// An open database.
@@ -257,7 +258,18 @@ impl Db {
     /// [`ErrorKind::Expired`] if too many are held.
     pub async fn snapshot(&self) -> Result<Snapshot> {
         let engine = &self.family.engine;
-        Ok(Snapshot::new(engine, engine.snapshot().await?))
+        Ok(Snapshot::new(engine, engine.snapshot().await?.0))
+    }
+
+    /// Begins an optimistic transaction, which reads the present state; see [`Transaction`] for an
+    /// example.
+    ///
+    /// # Errors
+    /// As for [`Db::snapshot`], of which it holds one.
+    pub async fn transaction(&self) -> Result<Transaction> {
+        let engine = &self.family.engine;
+        let (handle, sequence) = engine.snapshot().await?;
+        Ok(Transaction::new(Snapshot::new(engine, handle), sequence))
     }
 
     /// The entries of a range of keys, in their order, as a stream: `a..b`, `a..=b`, `a..`, `..b`,

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::Poll;
 
-use lsm::CfId;
+use lsm::{BatchWriter, CfId, Unwritten};
 
 use crate::batch::WriteBatch;
 use crate::bounds::Limits;
@@ -139,7 +139,8 @@ impl Engine {
         Ok(found)
     }
 
-    pub async fn snapshot(&self) -> Result<Handle> {
+    /// A snapshot, and its sequence number.
+    pub async fn snapshot(&self) -> Result<(Handle, u64)> {
         self.read(self.next_core(), |back| Read::Snapshot { back }).await
     }
 
@@ -161,10 +162,21 @@ impl Engine {
     }
 
     pub async fn write(&self, batch: WriteBatch) -> Result<()> {
-        self.check()?;
         let batch = batch.into_inner();
-        let weight = self.writes.weigh(batch.len()).await;
-        self.change(|back| Write::Batch { batch, weight, back }).await
+        let bytes = batch.len();
+        self.submit(batch, bytes, None).await
+    }
+
+    /// Writes a batch that counts as `bytes` until it is done, if its condition holds.
+    pub async fn submit(
+        &self,
+        batch: BatchWriter,
+        bytes: usize,
+        condition: Option<Box<Unwritten>>,
+    ) -> Result<()> {
+        self.check()?;
+        let weight = self.writes.weigh(bytes).await;
+        self.change(|back| Write::Batch { batch, condition, weight, back }).await
     }
 
     #[cfg(test)]

@@ -55,6 +55,7 @@
 //! - [`Options`]: threads, memory, durability, compression, and more.
 //! - [`ColumnFamily`]: key spaces of their own, and batches across several.
 //! - [`Snapshot`]: reads of one moment. [`Range`]: a [`Stream`](futures_core::Stream) of entries.
+//! - [`Transaction`]: reads and writes that no other writer comes between.
 //! - [`blocking`]: the same for plain threads.
 //! - [`Error`]: each has a [kind](ErrorKind) to act on, and names what failed and why.
 //!
@@ -105,6 +106,7 @@ mod shared;
 mod snapshot;
 #[cfg(test)]
 mod tests;
+mod transaction;
 mod value;
 
 pub use batch::WriteBatch;
@@ -117,4 +119,5 @@ pub use lsm::{Compression, Durability, MergeOperator};
 pub use options::Options;
 pub use range::{Entry, Range};
 pub use snapshot::Snapshot;
+pub use transaction::Transaction;
 pub use value::Value;

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use lsm::{BatchWriter, CfId};
+use lsm::{BatchWriter, CfId, Unwritten};
 use reactor::Bell;
 use reactor::inbox::Sender;
 use reactor::reply::ReplySender;
@@ -36,8 +36,9 @@ pub(crate) enum Read {
         keys: Vec<Box<[u8]>>,
         back: Back<Vec<Option<Value>>>,
     },
+    /// Also answers the snapshot's sequence number.
     Snapshot {
-        back: Back<Handle>,
+        back: Back<(Handle, u64)>,
     },
     Open(Box<OpenCursor>),
     Next {
@@ -61,18 +62,45 @@ pub(crate) struct OpenCursor {
     pub back: Back<Chunk>,
 }
 
-/// What the core that owns the database answers. A batch that is to be committed on a condition
-/// (optimistic transactions) will be one more of these.
+/// What the core that owns the database answers.
 pub(crate) enum Write {
-    Batch { batch: BatchWriter, weight: Weight, back: Back<()> },
-    Sync { back: Back<()> },
-    Flush { back: Back<()> },
-    Compact { family: CfId, limits: Limits, back: Back<()> },
-    Checkpoint { path: PathBuf, back: Back<()> },
-    ListFamilies { back: Back<Vec<String>> },
-    FindFamily { name: String, back: Back<CfId> },
-    CreateFamily { name: String, back: Back<CfId> },
-    DropFamily { name: String, back: Back<()> },
+    Batch {
+        batch: BatchWriter,
+        /// Of an optimistic transaction.
+        condition: Option<Box<Unwritten>>,
+        weight: Weight,
+        back: Back<()>,
+    },
+    Sync {
+        back: Back<()>,
+    },
+    Flush {
+        back: Back<()>,
+    },
+    Compact {
+        family: CfId,
+        limits: Limits,
+        back: Back<()>,
+    },
+    Checkpoint {
+        path: PathBuf,
+        back: Back<()>,
+    },
+    ListFamilies {
+        back: Back<Vec<String>>,
+    },
+    FindFamily {
+        name: String,
+        back: Back<CfId>,
+    },
+    CreateFamily {
+        name: String,
+        back: Back<CfId>,
+    },
+    DropFamily {
+        name: String,
+        back: Back<()>,
+    },
 }
 
 /// Entries of a range, and the cursor, if more may follow.

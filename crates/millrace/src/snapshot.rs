@@ -3,6 +3,8 @@
 use std::fmt;
 use std::sync::Arc;
 
+use lsm::CfId;
+
 use crate::bounds::{self, KeyRange};
 use crate::engine::Engine;
 use crate::error::Result;
@@ -57,7 +59,7 @@ impl Snapshot {
     /// # Errors
     /// The same; [`ErrorKind::Expired`](crate::ErrorKind::Expired) after an hour.
     pub async fn get(&self, key: impl AsRef<[u8]>) -> Result<Option<Value>> {
-        self.engine.get(0, key.as_ref(), Some(&self.handle)).await
+        self.get_at(0, key.as_ref()).await
     }
 
     /// Looks up a key of a column family.
@@ -69,7 +71,7 @@ impl Snapshot {
         family: &impl AsRef<ColumnFamily>,
         key: impl AsRef<[u8]>,
     ) -> Result<Option<Value>> {
-        self.engine.get(family.as_ref().id, key.as_ref(), Some(&self.handle)).await
+        self.get_at(family.as_ref().id, key.as_ref()).await
     }
 
     /// Looks up many keys; see [`Db::multi_get`](crate::Db::multi_get).
@@ -81,7 +83,7 @@ impl Snapshot {
         keys: impl IntoIterator<Item = K>,
     ) -> Result<Vec<Option<Value>>> {
         let keys = keys.into_iter().map(|key| key.as_ref().into()).collect();
-        self.engine.multi_get(0, keys, Some(&self.handle)).await
+        self.multi_get_at(0, keys).await
     }
 
     /// Looks up many keys of a column family.
@@ -94,7 +96,23 @@ impl Snapshot {
         keys: impl IntoIterator<Item = K>,
     ) -> Result<Vec<Option<Value>>> {
         let keys = keys.into_iter().map(|key| key.as_ref().into()).collect();
-        self.engine.multi_get(family.as_ref().id, keys, Some(&self.handle)).await
+        self.multi_get_at(family.as_ref().id, keys).await
+    }
+
+    pub(crate) async fn get_at(&self, family: CfId, key: &[u8]) -> Result<Option<Value>> {
+        self.engine.get(family, key, Some(&self.handle)).await
+    }
+
+    pub(crate) async fn multi_get_at(
+        &self,
+        family: CfId,
+        keys: Vec<Box<[u8]>>,
+    ) -> Result<Vec<Option<Value>>> {
+        self.engine.multi_get(family, keys, Some(&self.handle)).await
+    }
+
+    pub(crate) fn engine(&self) -> &Engine {
+        &self.engine
     }
 
     /// The entries of a range; see [`Db::range`](crate::Db::range).

@@ -31,6 +31,14 @@
 //! assert_eq!(backward[0].0, "c");
 //! assert_eq!(before.prefix("a").count() + db.prefix("c").count(), 2);
 //!
+//! let mut transaction = db.transaction()?;
+//! let seen = transaction.get("c")?.unwrap();
+//! transaction.put("d", &seen).delete("c");
+//! transaction.commit()?; // fails if somebody has written "c"
+//! assert_eq!(db.get("d")?.unwrap(), "3");
+//! db.delete("d")?;
+//! db.put("c", "3")?;
+//!
 //! let users = db.create_column_family("users")?;
 //! users.put("1", "Ada")?;
 //! assert_eq!(users.get("1")?.unwrap(), "Ada");
@@ -82,6 +90,10 @@ pub struct ColumnFamily(crate::ColumnFamily);
 /// A snapshot, for plain threads. See [`millrace::Snapshot`](crate::Snapshot).
 #[derive(Clone, Debug)]
 pub struct Snapshot(crate::Snapshot);
+
+/// An optimistic transaction, for plain threads. See [`millrace::Transaction`](crate::Transaction).
+#[derive(Debug)]
+pub struct Transaction(crate::Transaction);
 
 /// The entries of a range, as an [`Iterator`]. See [`millrace::Range`](crate::Range).
 #[must_use = "iterators do nothing unless used"]
@@ -184,6 +196,14 @@ impl Db {
     /// The same.
     pub fn snapshot(&self) -> Result<Snapshot> {
         block_on(self.db().snapshot()).map(Snapshot)
+    }
+
+    /// See [`Db::transaction`](crate::Db::transaction).
+    ///
+    /// # Errors
+    /// The same.
+    pub fn transaction(&self) -> Result<Transaction> {
+        block_on(self.db().transaction()).map(Transaction)
     }
 
     /// See [`Db::range`](crate::Db::range).
@@ -435,6 +455,93 @@ impl Snapshot {
     /// See [`Db::prefix`](crate::Db::prefix).
     pub fn prefix_in(&self, family: &ColumnFamily, prefix: impl AsRef<[u8]>) -> Range {
         Range(self.0.prefix_in(family, prefix))
+    }
+}
+
+impl Transaction {
+    /// See [`Transaction::get`](crate::Transaction::get).
+    ///
+    /// # Errors
+    /// The same.
+    pub fn get(&mut self, key: impl AsRef<[u8]>) -> Result<Option<Value>> {
+        block_on(self.0.get(key))
+    }
+
+    /// See [`Transaction::get_in`](crate::Transaction::get_in).
+    ///
+    /// # Errors
+    /// The same.
+    pub fn get_in(
+        &mut self,
+        family: &ColumnFamily,
+        key: impl AsRef<[u8]>,
+    ) -> Result<Option<Value>> {
+        block_on(self.0.get_in(family, key))
+    }
+
+    /// See [`Transaction::multi_get`](crate::Transaction::multi_get).
+    ///
+    /// # Errors
+    /// The same.
+    pub fn multi_get<K: AsRef<[u8]>>(
+        &mut self,
+        keys: impl IntoIterator<Item = K>,
+    ) -> Result<Vec<Option<Value>>> {
+        block_on(self.0.multi_get(keys))
+    }
+
+    /// See [`Transaction::multi_get_in`](crate::Transaction::multi_get_in).
+    ///
+    /// # Errors
+    /// The same.
+    pub fn multi_get_in<K: AsRef<[u8]>>(
+        &mut self,
+        family: &ColumnFamily,
+        keys: impl IntoIterator<Item = K>,
+    ) -> Result<Vec<Option<Value>>> {
+        block_on(self.0.multi_get_in(family, keys))
+    }
+
+    /// Sets a key.
+    pub fn put(&mut self, key: impl AsRef<[u8]>, value: impl AsRef<[u8]>) -> &mut Transaction {
+        self.0.put(key, value);
+        self
+    }
+
+    /// Deletes a key.
+    pub fn delete(&mut self, key: impl AsRef<[u8]>) -> &mut Transaction {
+        self.0.delete(key);
+        self
+    }
+
+    /// Sets a key of a column family.
+    pub fn put_in(
+        &mut self,
+        family: &ColumnFamily,
+        key: impl AsRef<[u8]>,
+        value: impl AsRef<[u8]>,
+    ) -> &mut Transaction {
+        self.0.put_in(family, key, value);
+        self
+    }
+
+    /// Deletes a key of a column family.
+    pub fn delete_in(&mut self, family: &ColumnFamily, key: impl AsRef<[u8]>) -> &mut Transaction {
+        self.0.delete_in(family, key);
+        self
+    }
+
+    /// See [`Transaction::snapshot`](crate::Transaction::snapshot).
+    pub fn snapshot(&self) -> Snapshot {
+        Snapshot(self.0.snapshot().clone())
+    }
+
+    /// See [`Transaction::commit`](crate::Transaction::commit).
+    ///
+    /// # Errors
+    /// The same.
+    pub fn commit(self) -> Result<()> {
+        block_on(self.0.commit())
     }
 }
 

@@ -107,11 +107,13 @@ fn value(answer: lsm::Result<Option<lsm::Value>>) -> Result<Option<Value>> {
     }
 }
 
-fn take_snapshot(hall: &Rc<Hall>) -> Result<Handle> {
+/// A snapshot for a caller, with its sequence number.
+fn take_snapshot(hall: &Rc<Hall>) -> Result<(Handle, u64)> {
     let snapshot = Rc::new(hall.reader().snapshot()?);
+    let sequence = snapshot.sequence()?;
     let handle = hall.new_handle();
     hall.snapshots.borrow_mut().insert(handle.id, snapshot);
-    Ok(handle)
+    Ok((handle, sequence))
 }
 
 /// The snapshot that a caller holds.

@@ -24,12 +24,18 @@ pub(super) struct Submitted {
 pub(super) fn begin(hall: &Rc<Hall>, write: Write, batches: &mut Vec<Submitted>) {
     let (runs, writer) = (hall.write_runs(), hall.writer());
     match write {
-        Write::Batch { batch, weight, back } => match writer.submit(batch, None) {
-            Ok(written) => {
-                batches.push(Submitted { written, back, _weight: weight, _runs: runs });
+        Write::Batch { batch, condition, weight, back } => {
+            let submitted = match condition {
+                None => writer.submit(batch, None),
+                Some(condition) => writer.submit_if(batch, None, *condition),
+            };
+            match submitted {
+                Ok(written) => {
+                    batches.push(Submitted { written, back, _weight: weight, _runs: runs });
+                }
+                Err(error) => back.send(Err(error.into())),
             }
-            Err(error) => back.send(Err(error.into())),
-        },
+        }
         Write::Sync { back } => answer(hall, runs, back, async move {
             writer.sync()?.await?;
             Ok(())

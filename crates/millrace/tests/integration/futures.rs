@@ -21,6 +21,7 @@ fn handles_and_futures_go_to_other_threads() {
     is_shared::<millrace::Error>();
     is_shared::<millrace::WriteBatch>();
     is_shared::<millrace::blocking::Db>();
+    is_shared::<millrace::Transaction>();
     fn is_sent<T: Send + 'static>() {}
     is_sent::<millrace::Range>();
     is_sent::<millrace::blocking::Range>();
@@ -61,6 +62,12 @@ fn calls<'a>(db: &'a Db, dir: &'a std::path::Path, n: u32) -> Vec<Call<'a>> {
             for _ in 0..100 {
                 drop(range.next().await);
             }
+        }),
+        Box::pin(async move {
+            let mut transaction = db.transaction().await.unwrap();
+            drop(transaction.get("there").await);
+            transaction.put(key, "v");
+            drop(transaction.commit().await);
         }),
         Box::pin(async move { drop(db.column_families().await) }),
         Box::pin(async move { drop(db.column_family("default").await) }),

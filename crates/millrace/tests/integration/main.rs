@@ -6,3 +6,4 @@ mod basics;
 mod ends;
 mod futures;
 mod model;
+mod transactions;
