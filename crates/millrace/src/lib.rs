@@ -56,6 +56,8 @@
 //! - [`ColumnFamily`]: key spaces of their own, and batches across several.
 //! - [`Snapshot`]: reads of one moment. [`Range`]: a [`Stream`](futures_core::Stream) of entries.
 //! - [`blocking`]: the same for plain threads.
+//! - [`Client`] and [`blocking::Client`]: a node somewhere else, or a Redis server, with a coherent
+//!   cache here; see [`client`].
 //! - [`Error`]: each has a [kind](ErrorKind) to act on, and names what failed and why.
 //!
 //! # How it works
@@ -92,6 +94,7 @@ mod batch;
 pub mod blocking;
 mod bounds;
 mod budget;
+pub mod client;
 mod db;
 mod door;
 mod engine;
@@ -107,8 +110,9 @@ mod snapshot;
 mod tests;
 mod value;
 
+#[doc(inline)]
+pub use ::client::{Client, KeyRange};
 pub use batch::WriteBatch;
-pub use bounds::KeyRange;
 pub use db::Db;
 pub use error::{Error, ErrorKind, Result};
 pub use family::ColumnFamily;
