@@ -35,11 +35,13 @@ pub enum Case {
     Beside,
     /// Drive a virtual machine's disk as its guest would; without a database.
     Vdisk,
+    /// Set and get over the network from many threads, and verify everything.
+    Race,
 }
 
 impl Case {
     /// All cases.
-    pub const ALL: [Case; 15] = [
+    pub const ALL: [Case; 16] = [
         Case::ReadRandom,
         Case::MultiReadRandom,
         Case::SeekRandom,
@@ -55,6 +57,7 @@ impl Case {
         Case::Mapped,
         Case::Beside,
         Case::Vdisk,
+        Case::Race,
     ];
 
     /// The name, as in db_bench.
@@ -75,6 +78,7 @@ impl Case {
             Case::Mapped => "mapped",
             Case::Beside => "beside",
             Case::Vdisk => "vdisk",
+            Case::Race => "race",
         }
     }
 
@@ -102,6 +106,7 @@ impl Case {
             }
             Case::Beside => "get random keys and set random keys, each alone and both at once",
             Case::Vdisk => "read or write a vhost-user-blk disk as a guest; without a database",
+            Case::Race => "set and get over the network from many threads, and verify all values",
         }
     }
 
@@ -118,7 +123,7 @@ impl Case {
 
     /// Whether it needs a database.
     pub fn has_database(self) -> bool {
-        !matches!(self, Case::Locks | Case::Mapped | Case::Vdisk)
+        !matches!(self, Case::Locks | Case::Mapped | Case::Vdisk | Case::Race)
     }
 
     /// Whether it reads a database and its operations are reads.

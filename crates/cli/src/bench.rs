@@ -1,8 +1,8 @@
 //! `millrace bench`.
 
 use bench::{
-    Case, IdlePlan, LocksPlan, MappedPlan, PausesPlan, PeersPlan, Plan, Replacement, VdiskPlan,
-    Workload, WritePlan,
+    Case, IdlePlan, LocksPlan, MappedPlan, PausesPlan, PeersPlan, Plan, RacePlan, Replacement,
+    VdiskPlan, Workload, WritePlan,
 };
 use node::{Machine, place};
 
@@ -19,6 +19,7 @@ pub fn run(args: BenchArgs) -> Result<(), Failure> {
     match case {
         Case::Locks => return locks(&args),
         Case::Vdisk => return vdisk(args),
+        Case::Race => return race(args),
         _ => {}
     }
     let data = args.data.expect("the parser requires a directory without --peers");
@@ -81,6 +82,34 @@ fn locks(args: &BenchArgs) -> Result<(), Failure> {
     let processors = place(Some(&args.cores), &Machine::look().allowed).map_err(Failure::new)?;
     let (seconds, poll, driver) = (args.seconds, args.poll, args.io);
     let outcome = bench::run_locks(&LocksPlan { processors, seconds, poll, driver })?;
+    print(args.json.then(|| serde_json::to_value(&outcome)), &outcome.text())
+}
+
+fn race(args: BenchArgs) -> Result<(), Failure> {
+    if args.data.is_none() && args.connect.is_none() {
+        return Err(Failure::new(
+            "race needs --data DIR, for a node of its own, or --connect ADDR",
+        ));
+    }
+    let processors = place(Some(&args.cores), &Machine::look().allowed).map_err(Failure::new)?;
+    // A list also if it is one number.
+    let list: String = processors.iter().map(|processor| format!("{processor},")).collect();
+    let blob_min = args.blob_min.map_or(1024, |size| size.0);
+    let mut flags = vec!["--cores".to_owned(), list, "--blob-min".to_owned(), blob_min.to_string()];
+    if let Some(memory) = args.memory {
+        flags.extend(["--memory".to_owned(), memory.0.to_string()]);
+    }
+    let plan = RacePlan {
+        connect: args.connect,
+        data: args.data,
+        flags,
+        durability: args.durability,
+        threads: args.threads,
+        sets: args.sets,
+        cache_bytes: args.cache.map_or(0, |size| size.bytes()),
+    };
+    let outcome =
+        bench::run_race(&plan, &mut |line| eprintln!("millrace: {line}")).map_err(Failure::new)?;
     print(args.json.then(|| serde_json::to_value(&outcome)), &outcome.text())
 }
 

@@ -1,47 +1,8 @@
 //! Which keys a range has.
 
-use std::ops::{Bound, RangeFrom, RangeFull, RangeInclusive, RangeTo, RangeToInclusive};
+use std::ops::Bound;
 
-/// Keys from one bound to another: `a..b`, `a..=b`, `a..`, `..b`, `..=b`, `..`, or a pair of
-/// [`Bound`]s.
-///
-/// An empty range, such as one that ends before it begins, has no keys.
-pub trait KeyRange: sealed::Sealed {
-    #[doc(hidden)]
-    fn into_bounds(self) -> (Bound<Vec<u8>>, Bound<Vec<u8>>);
-}
-
-mod sealed {
-    pub trait Sealed {}
-}
-
-fn owned<K: AsRef<[u8]>>(bound: Bound<K>) -> Bound<Vec<u8>> {
-    bound.map(|key| key.as_ref().to_vec())
-}
-
-macro_rules! key_range {
-    ($([$($parameter:tt)*] $range:ty, $self:ident => $from:expr, $to:expr;)*) => {$(
-        impl $($parameter)* sealed::Sealed for $range {}
-        impl $($parameter)* KeyRange for $range {
-            fn into_bounds($self) -> (Bound<Vec<u8>>, Bound<Vec<u8>>) {
-                (owned($from), owned($to))
-            }
-        }
-    )*};
-}
-
-key_range! {
-    [] RangeFull, self => Bound::<&[u8]>::Unbounded, Bound::<&[u8]>::Unbounded;
-    [<K: AsRef<[u8]>>] std::ops::Range<K>, self =>
-        Bound::Included(self.start), Bound::Excluded(self.end);
-    [<K: AsRef<[u8]>>] RangeFrom<K>, self => Bound::Included(self.start), Bound::<&[u8]>::Unbounded;
-    [<K: AsRef<[u8]>>] RangeTo<K>, self => Bound::<&[u8]>::Unbounded, Bound::Excluded(self.end);
-    [<K: AsRef<[u8]>>] RangeToInclusive<K>, self =>
-        Bound::<&[u8]>::Unbounded, Bound::Included(self.end);
-    [<K: AsRef<[u8]>>] RangeInclusive<K>, self =>
-        Bound::Included(self.start()), Bound::Included(self.end());
-    [<K: AsRef<[u8]>>] (Bound<K>, Bound<K>), self => self.0, self.1;
-}
+pub(crate) use ::client::KeyRange;
 
 /// The bounds of the engine: the first key, and the first one that is not meant any more.
 #[derive(Debug)]

@@ -57,6 +57,8 @@
 //! - [`Snapshot`]: reads of one moment. [`Range`]: a [`Stream`](futures_core::Stream) of entries.
 //! - [`Transaction`]: reads and writes that no other writer comes between.
 //! - [`blocking`]: the same for plain threads.
+//! - [`Client`] and [`blocking::Client`]: a node somewhere else, or a Redis server, with a coherent
+//!   cache here; see [`client`].
 //! - [`Error`]: each has a [kind](ErrorKind) to act on, and names what failed and why.
 //!
 //! # How it works
@@ -93,6 +95,7 @@ mod batch;
 pub mod blocking;
 mod bounds;
 mod budget;
+pub mod client;
 mod db;
 mod door;
 mod engine;
@@ -109,8 +112,9 @@ mod tests;
 mod transaction;
 mod value;
 
+#[doc(inline)]
+pub use ::client::{Client, KeyRange};
 pub use batch::WriteBatch;
-pub use bounds::KeyRange;
 pub use db::Db;
 pub use error::{Error, ErrorKind, Result};
 pub use family::ColumnFamily;

@@ -30,7 +30,7 @@ mod row;
 mod sample;
 mod search;
 mod table;
-mod tool;
+pub(crate) mod tool;
 mod value_rows;
 mod vdisk;
 mod vdisk_rows;

@@ -35,6 +35,8 @@ use super::values::{driver, durability, poll_mode, seconds, space_ratio};
         millrace bench beside --data DIR --cores 2 --durability process --rounds 3\n  \
         millrace bench vdisk --disk mem:1G --rw randrw --verify --cores 0,1\n  \
         millrace bench vdisk --socket disk.sock --rw randread --depth 128\n  \
+        millrace bench race --data DIR --threads 16 --sets 100000\n  \
+        millrace bench race --connect 10.0.0.1:6379 --sets 100000 --cache 256M\n  \
         millrace bench --peers --data DIR --out results\n  \
         millrace bench --peers --data DIR --only '90 % gets' --plot p99.svg\n  \
         millrace bench --peers --from results/2026-11-22T222700Z.json --plot p99.svg\n\n\
@@ -185,6 +187,21 @@ pub struct BenchArgs {
     #[arg(long, value_name = "N", requires = "disk", conflicts_with_all = ["socket", "idle", "upgrades"])]
     #[arg(value_parser = clap::value_parser!(u32).range(1..=10_000))]
     pub restarts: Option<u32>,
+    /// The server of race, HOST:PORT or redis://...; without this, race starts a node of its own
+    /// in a new directory under --data
+    #[arg(long, value_name = "ADDR", conflicts_with = "data")]
+    pub connect: Option<String>,
+    /// Threads of race, each with one call at a time
+    #[arg(long, value_name = "N", default_value = "16")]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub threads: u32,
+    /// Sets of each thread of race, with values of 4 KiB
+    #[arg(long, value_name = "N", default_value = "100000")]
+    #[arg(value_parser = clap::value_parser!(u64).range(1..=1_000_000_000))]
+    pub sets: u64,
+    /// The cache of race's client [default: none]
+    #[arg(long, value_name = "SIZE")]
+    pub cache: Option<Size>,
     /// Print JSON; its shape is described in docs/CLI.md
     #[arg(long)]
     pub json: bool,

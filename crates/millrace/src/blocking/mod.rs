@@ -78,6 +78,8 @@ use crate::range::Entry;
 use crate::value::Value;
 
 pub(crate) use self::wait::block_on;
+#[doc(inline)]
+pub use ::client::blocking::Client;
 
 /// An open database, for plain threads. See [`millrace::Db`](crate::Db) for what the methods do.
 #[derive(Clone, Debug)]

@@ -1,0 +1,106 @@
+//! The result of the race, as text and as JSON.
+
+use std::fmt::Write as _;
+
+use serde::Serialize;
+
+/// The result. Its fields are the keys of the JSON.
+#[derive(Clone, Debug, Serialize)]
+pub struct RaceOutcome {
+    /// The case.
+    pub name: &'static str,
+    /// Seconds of the write phase.
+    pub write_s: f64,
+    /// Seconds of the pass in write order.
+    pub sequential_s: f64,
+    /// Seconds of the hot pass.
+    pub hot_s: f64,
+    /// Their sum.
+    pub total_s: f64,
+    /// Values written.
+    pub writes: u64,
+    /// Values that the pass in write order has verified.
+    pub sequential_verified: u64,
+    /// Values that the hot pass has verified.
+    pub hot_verified: u64,
+    /// Threads of the client.
+    pub threads: u32,
+    /// Sets of each thread.
+    pub sets: u64,
+    /// Bytes of a value.
+    pub value_size: usize,
+    /// The server; null if a node was started.
+    pub connect: Option<String>,
+    /// What that node's writes survive; null for another server.
+    pub durability: Option<String>,
+    /// Bytes of the client's cache.
+    pub cache_bytes: usize,
+    /// Gets that it has answered.
+    pub cache_hits: u64,
+    /// This program's version.
+    pub millrace: &'static str,
+}
+
+impl RaceOutcome {
+    /// The result as a table of text.
+    pub fn text(&self) -> String {
+        let mut out = String::new();
+        let server = match &self.connect {
+            Some(address) => address.clone(),
+            None => format!("a node of its own, {}", self.durability.as_deref().unwrap_or("")),
+        };
+        let _ = writeln!(
+            out,
+            "race: {} threads of {} sets, values of {} bytes, {server}",
+            self.threads, self.sets, self.value_size
+        );
+        for (name, seconds, calls, what) in [
+            ("write", self.write_s, self.writes, "set"),
+            ("sequential", self.sequential_s, self.sequential_verified, "verified"),
+            ("hot", self.hot_s, self.hot_verified, "verified"),
+        ] {
+            let rate = calls as f64 / seconds;
+            let _ = writeln!(
+                out,
+                "{name:<11} {seconds:>9.3} s {rate:>10.0}/s {:>8.0} MB/s  {calls} {what}",
+                rate * self.value_size as f64 / 1e6
+            );
+        }
+        let _ = write!(out, "{:<11} {:>9.3} s", "total", self.total_s);
+        if self.cache_bytes > 0 {
+            let _ = write!(out, "  {} gets were cached", self.cache_hits);
+        }
+        out
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_text_has_a_line_for_each_phase() {
+        let outcome = RaceOutcome {
+            name: "race",
+            write_s: 2.0,
+            sequential_s: 1.0,
+            hot_s: 0.5,
+            total_s: 3.5,
+            writes: 1000,
+            sequential_verified: 1000,
+            hot_verified: 1100,
+            threads: 2,
+            sets: 500,
+            value_size: 4096,
+            connect: None,
+            durability: Some("process".to_owned()),
+            cache_bytes: 1,
+            cache_hits: 7,
+            millrace: "1",
+        };
+        let text = outcome.text();
+        assert_eq!(text.lines().count(), 5);
+        assert!(text.contains("500/s") && text.contains("1100 verified"), "{text}");
+        assert!(text.contains("3.500 s  7 gets were cached"), "{text}");
+    }
+}

@@ -1,0 +1,153 @@
+//! One connection's protocol, as bytes in and replies out. No I/O.
+//!
+//! What a connection sends first is its greeting: the password, the protocol's version, tracking.
+//! [`Greeting`] has the bytes, and judges the replies.
+
+use resp::{Decoder, DecoderLimits, Reply};
+
+use crate::error::{Error, ErrorKind, Result};
+use crate::options::Options;
+
+/// Decodes what the server sends.
+#[derive(Debug)]
+pub(crate) struct Wire {
+    decoder: Decoder,
+}
+
+impl Wire {
+    pub fn new(options: &Options) -> Wire {
+        let limits = DecoderLimits {
+            bulk_bytes_max: options.reply_bytes_max,
+            reply_bytes_max: options.reply_bytes_max,
+            ..DecoderLimits::default()
+        };
+        Wire { decoder: Decoder::new(limits) }
+    }
+
+    /// Takes bytes that were received.
+    pub fn feed(&mut self, bytes: &[u8]) {
+        self.decoder.feed(bytes);
+    }
+
+    /// The next reply or message, if it has arrived whole.
+    pub fn next(&mut self) -> Result<Option<Reply>> {
+        self.decoder.next_reply().map_err(Error::protocol)
+    }
+}
+
+/// The first commands of a connection.
+#[derive(Debug)]
+pub(crate) struct Greeting {
+    pub bytes: Vec<u8>,
+    pub replies: usize,
+    tracks: bool,
+}
+
+impl Greeting {
+    /// With `tracks`, the connection speaks RESP3 and has tracking on.
+    pub fn new(options: &Options, tracks: bool) -> Greeting {
+        let mut greeting = Greeting { bytes: Vec::new(), replies: 0, tracks };
+        let user = options.user.as_deref().unwrap_or("default").as_bytes();
+        match (tracks, &options.password) {
+            (true, Some(password)) => {
+                greeting.add(&[b"HELLO", b"3", b"AUTH", user, password.as_bytes()]);
+            }
+            (true, None) => greeting.add(&[b"HELLO", b"3"]),
+            // A server before Redis 6 knows no users.
+            (false, Some(password)) if options.user.is_none() => {
+                greeting.add(&[b"AUTH", password.as_bytes()]);
+            }
+            (false, Some(password)) => greeting.add(&[b"AUTH", user, password.as_bytes()]),
+            (false, None) => {}
+        }
+        if options.database != 0 {
+            greeting.add(&[b"SELECT", options.database.to_string().as_bytes()]);
+        }
+        if tracks {
+            greeting.add(&[b"CLIENT", b"TRACKING", b"ON"]);
+        } else {
+            // Some errors are only told at the first command, such as that a password is needed.
+            greeting.add(&[b"PING"]);
+        }
+        greeting
+    }
+
+    fn add(&mut self, args: &[&[u8]]) {
+        resp::write_command(&mut self.bytes, args);
+        self.replies += 1;
+    }
+
+    /// Judges the replies.
+    ///
+    /// # Errors
+    /// The first error among them; [`ErrorKind::Unsupported`] if the server cannot track keys.
+    pub fn check(&self, replies: &[Reply]) -> Result<()> {
+        for reply in replies {
+            match reply {
+                Reply::Error(text) => return Err(self.explain(Error::from_reply(text))),
+                // A server that gives another version does not push.
+                Reply::Map(facts) if self.tracks => {
+                    let version = facts.iter().find(|(name, _)| name.as_bytes() == Some(b"proto"));
+                    if version.is_none_or(|(_, version)| *version != Reply::Integer(3)) {
+                        return Err(Error::protocol("HELLO 3 did not give version 3"));
+                    }
+                }
+                Reply::Array(_) if self.tracks => {
+                    return Err(Error::protocol("HELLO 3 did not give version 3"));
+                }
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    fn explain(&self, error: Error) -> Error {
+        let can_be_tracking = matches!(error.kind(), ErrorKind::Unsupported | ErrorKind::Server);
+        if self.tracks && can_be_tracking {
+            return Error::new(
+                ErrorKind::Unsupported,
+                format!("the server cannot track the keys of a cache: {error}"),
+            );
+        }
+        error
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn text(options: &Options, tracks: bool) -> String {
+        String::from_utf8(Greeting::new(options, tracks).bytes).unwrap().replace("\r\n", " ")
+    }
+
+    #[test]
+    fn a_greeting_is_as_short_as_the_options_allow() {
+        let plain = Options::new();
+        assert_eq!(text(&plain, false), "*1 $4 PING ");
+        assert_eq!(text(&plain, true), "*2 $5 HELLO $1 3 *3 $6 CLIENT $8 TRACKING $2 ON ");
+        let secret = Options::new().password("pw").database(2);
+        assert_eq!(text(&secret, false), "*2 $4 AUTH $2 pw *2 $6 SELECT $1 2 *1 $4 PING ");
+        assert!(text(&secret, true).starts_with("*5 $5 HELLO $1 3 $4 AUTH $7 default $2 pw "));
+        let user = secret.user("ada");
+        assert!(text(&user, false).starts_with("*3 $4 AUTH $3 ada $2 pw "));
+    }
+
+    #[test]
+    fn refusals_are_told_apart() {
+        let greeting = Greeting::new(&Options::new(), true);
+        let hello =
+            |version| Reply::Map(vec![(Reply::Bulk(b"proto".to_vec()), Reply::Integer(version))]);
+        let done = Reply::Simple(b"OK".to_vec());
+        assert!(greeting.check(&[hello(3), done.clone()]).is_ok());
+        let kind = |replies: &[Reply]| greeting.check(replies).unwrap_err().kind();
+        assert_eq!(kind(&[hello(2), done.clone()]), ErrorKind::Protocol);
+        assert_eq!(kind(&[Reply::Array(vec![]), done]), ErrorKind::Protocol);
+        let error = |text: &str| Reply::Error(text.as_bytes().to_vec());
+        assert_eq!(kind(&[error("ERR unknown command 'HELLO'")]), ErrorKind::Unsupported);
+        assert_eq!(kind(&[hello(3), error("ERR syntax error")]), ErrorKind::Unsupported);
+        assert_eq!(kind(&[error("WRONGPASS no")]), ErrorKind::Denied);
+        assert_eq!(kind(&[error("NOAUTH no")]), ErrorKind::Denied);
+        assert_eq!(kind(&[error("ERR max number of clients reached")]), ErrorKind::Busy);
+    }
+}
