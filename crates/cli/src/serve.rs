@@ -34,6 +34,7 @@ pub fn run(args: ServeArgs) -> Result<(), Failure> {
         log_file: args.log_file,
         requirepass: None,
         password_file: args.password_file,
+        redis_version: args.redis_version,
         enable_debug_command: yes(args.enable_debug_command),
         disk: args.disk,
         state: args.state,

@@ -25,7 +25,7 @@
 //! closes only the connection it came from.
 //!
 //! Deliberately absent: data types other than strings, more than one database, expiry,
-//! subscriptions, scripts, users other than the default one.
+//! channels but the one of invalidations, scripts, users other than the default one.
 #![forbid(unsafe_code)]
 
 mod client;

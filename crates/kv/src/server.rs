@@ -60,6 +60,8 @@ impl Server {
             self.state.clients.all_gone().await;
         }
         self.errands.cancel();
+        // Announcements that have come too late.
+        self.state.report_heard(u64::MAX);
     }
 }
 

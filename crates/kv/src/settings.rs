@@ -49,6 +49,13 @@ pub struct Settings {
     /// Per core: bytes of values that are sent from the engine's own buffers and pin these. Beyond
     /// it values are copied.
     pub pinned_bytes_max: usize,
+    /// Keys of which tracked connections of all cores are told, each core an equal part; 0 for no
+    /// limit. `CONFIG SET tracking-table-max-keys` changes it.
+    pub tracking_keys_max: usize,
+    /// Per core: memory of the table of these keys.
+    pub tracking_bytes_max: usize,
+    /// The version of Redis that `HELLO` and `INFO` report.
+    pub redis_version: String,
     /// A value of at least this length is sent from where it lies instead of being copied.
     pub reference_bytes_min: usize,
 }
@@ -72,6 +79,11 @@ impl Settings {
     pub fn value_bytes_max(&self) -> usize {
         let limits = self.limits();
         limits.bulk_bytes_max.min(limits.request_bytes_max)
+    }
+
+    /// Per core: messages that wait for tracked connections.
+    pub(crate) fn tracking_pushes_bytes_max(&self) -> usize {
+        self.unsent_total_bytes_max / 4
     }
 
     /// The limits that the parser enforces.
@@ -101,6 +113,9 @@ impl Default for Settings {
             writes_bytes_max: 32 << 20,
             idle_buffer_bytes_max: 8 << 20,
             pinned_bytes_max: 32 << 20,
+            tracking_keys_max: 1_000_000,
+            tracking_bytes_max: 32 << 20,
+            redis_version: crate::REDIS_VERSION.to_owned(),
             reference_bytes_min: 16 << 10,
         }
     }

@@ -1,14 +1,35 @@
-//! A test that cannot fail proves nothing: the scenario of transactions must catch each fault of
-//! the shard. A program of its own, because a mutant is set for the whole process.
+//! A test that cannot fail proves nothing: the scenarios of transactions and of tracking must catch
+//! each fault. A program of its own, because a mutant is set for the whole process.
 
 #[allow(dead_code, reason = "the other tests use all of it")]
 #[path = "integration/stage/mod.rs"]
 mod stage;
 
+use stage::tracking::tracking;
 use stage::transactions::transactions;
 
 #[test]
-fn each_fault_of_transactions_is_caught() {
+fn each_fault_is_caught() {
+    transactions_are_judged();
+    tracking_is_judged();
+}
+
+fn tracking_is_judged() {
+    for mutant in [
+        "writes_are_announced_early",
+        "writes_are_answered_before_they_are_heard_of",
+        "other_cores_hear_of_no_writes",
+        "evicted_keys_are_not_invalidated",
+        "invalidations_are_lost_in_a_full_queue",
+        "invalidations_overtake_replies",
+    ] {
+        lsm::set_mutant(mutant);
+        let caught = (0..200).any(|seed| tracking(seed).violation.is_some());
+        assert!(caught, "the mutant {mutant} was not caught");
+    }
+}
+
+fn transactions_are_judged() {
     for mutant in
         ["watch_is_answered_at_once", "watches_are_checked_early", "transactions_are_divided"]
     {

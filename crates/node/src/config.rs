@@ -18,6 +18,7 @@ use crate::disks::spec::{self, DiskSpec};
 use crate::error::{Error, Kind};
 use crate::log::LogConfig;
 use crate::machine::Machine;
+use crate::redis_version::RedisVersion;
 use crate::size::Size;
 
 /// The default address for clients.
@@ -80,6 +81,8 @@ pub struct Settings {
     pub requirepass: Option<String>,
     /// A file with that password in its first line.
     pub password_file: Option<PathBuf>,
+    /// The version of Redis that `HELLO` and `INFO` report.
+    pub redis_version: Option<RedisVersion>,
     /// Allow DEBUG, which is for tests.
     pub enable_debug_command: Option<bool>,
     /// Disks for virtual machines.
@@ -154,6 +157,7 @@ impl Settings {
             log_file: self.log_file.or(other.log_file),
             requirepass: self.requirepass.or(other.requirepass),
             password_file: self.password_file.or(other.password_file),
+            redis_version: self.redis_version.or(other.redis_version),
             enable_debug_command: self.enable_debug_command.or(other.enable_debug_command),
             disk: if self.disk.is_empty() { other.disk } else { self.disk },
             state: self.state.or(other.state),
@@ -231,6 +235,8 @@ pub struct Config {
     pub log: LogConfig,
     /// The password that clients must give before anything else.
     pub password: Option<Password>,
+    /// The version of Redis that `HELLO` and `INFO` report.
+    pub redis_version: RedisVersion,
     /// Allow `DEBUG`.
     pub debug_commands: bool,
     /// Whether the process that serves guests is confined.
@@ -327,6 +333,7 @@ impl Config {
                 file: settings.log_file,
             },
             password,
+            redis_version: settings.redis_version.unwrap_or_default(),
             debug_commands: settings.enable_debug_command.unwrap_or(false),
             sandbox: settings.sandbox.unwrap_or_default(),
             file: None,

@@ -25,6 +25,7 @@ mod machine;
 mod mutant;
 mod patience;
 mod process;
+mod redis_version;
 mod room_for_clients;
 mod serve;
 #[cfg(feature = "testing")]
@@ -49,6 +50,7 @@ pub use machine::Machine;
 pub use mutant::{Mutant, set_mutant};
 pub use process::{CpuTime, count_memory_with, memory_use, resident_bytes};
 
+pub use redis_version::RedisVersion;
 pub use serve::compactions::LEASE_NS;
 pub use serve::holds::HOLD_NS;
 pub use serve::open::{explain, open, open_for_writing};

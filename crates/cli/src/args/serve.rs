@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use bench::Durability;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, ValueHint};
-use node::{CoreChoice, DiskSpec, Sandbox, Size};
+use node::{CoreChoice, DiskSpec, RedisVersion, Sandbox, Size};
 use reactor::log::{Filter, Format};
 use reactor::{DriverKind, PollMode};
 
@@ -111,6 +111,12 @@ pub struct ServeArgs {
     /// A configuration file may also hold the password: requirepass = "...".
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub password_file: Option<PathBuf>,
+    /// The version of Redis that HELLO and INFO report [default: 7.0.15]
+    ///
+    /// The default is the version whose commands there are. Some clients demand more, although they
+    /// need none of the later commands: redis-py 8 and Jedis 5 cache only with 7.4.0 or later.
+    #[arg(long, value_name = "VERSION")]
+    pub redis_version: Option<RedisVersion>,
     /// Allow the command DEBUG, which is for tests of clients
     #[arg(long)]
     pub enable_debug_command: bool,

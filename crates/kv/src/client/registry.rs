@@ -10,6 +10,7 @@ use std::task::Waker;
 use reactor::Event;
 use resp::{Protocol, parse_i64};
 
+use crate::client::tracking::{Tracked, TrackingState};
 use crate::command::commands::{ClientFilter, ClientType, ListFilter};
 
 /// The state of one connection, kept up to date by its own task.
@@ -42,6 +43,8 @@ pub(crate) struct Client {
     pub watched: Cell<(u64, u64)>,
     /// The connection waits for memory for a reply.
     pub waits_for_room: Cell<bool>,
+    /// `CLIENT TRACKING`, and the messages about it.
+    pub tracking: TrackingState,
     killed: Cell<bool>,
     waker: RefCell<Option<Waker>>,
 }
@@ -80,6 +83,21 @@ impl Client {
         write_address(self.address)
     }
 
+    /// What it is doing, in Redis's letters.
+    fn flags(&self) -> String {
+        let tracked = self.tracking.tracked();
+        let is = |what: fn(&Tracked) -> bool| tracked.as_deref().is_some_and(what);
+        let flags = [
+            ('P', self.tracking.subscribed.get()),
+            ('x', self.queued.get() >= 0),
+            ('t', tracked.is_some()),
+            ('R', is(|tracked| tracked.broken)),
+            ('B', is(|tracked| tracked.broadcast)),
+        ];
+        let set: String = flags.iter().filter(|(_, set)| *set).map(|(flag, _)| flag).collect();
+        if set.is_empty() { "N".to_owned() } else { set }
+    }
+
     /// Its line of `CLIENT LIST`, in Redis 7.0's format.
     pub fn describe(&self, now_ns: u64) -> Vec<u8> {
         let seconds = |since_ns: u64| now_ns.saturating_sub(since_ns) / 1_000_000_000;
@@ -98,16 +116,18 @@ impl Client {
             (self.input_bytes.get(), self.input_room_bytes.get(), self.unsent_bytes.get());
         line.extend_from_slice(
             format!(
-                " age={} idle={} flags={} db=0 sub=0 psub=0 ssub=0 multi={} qbuf={input} \
+                " age={} idle={} flags={} db=0 sub={} psub=0 ssub=0 multi={} qbuf={input} \
                  qbuf-free={} argv-mem=0 multi-mem=0 rbs=0 rbp=0 obl={unsent} oll=0 omem={unsent} \
-                 tot-mem={} events=r cmd={} user=default redir=-1 resp={} lib-name=",
+                 tot-mem={} events=r cmd={} user=default redir={} resp={} lib-name=",
                 seconds(self.connected_ns),
                 seconds(self.active_ns.get()),
-                if self.queued.get() < 0 { 'N' } else { 'x' },
+                self.flags(),
+                u8::from(self.tracking.subscribed.get()),
                 self.queued.get(),
                 room.saturating_sub(input),
                 room + unsent + size_of::<Self>(),
                 self.command.get(),
+                self.tracking.tracked().map_or(-1, |tracked| tracked.redirect as i64),
                 self.protocol.get().number(),
             )
             .as_bytes(),
@@ -234,11 +254,22 @@ impl Clients {
             sends: Rc::default(),
             watched: Cell::default(),
             waits_for_room: Cell::default(),
+            tracking: TrackingState::default(),
             killed: Cell::default(),
             waker: RefCell::default(),
         });
         self.list.borrow_mut().insert(id, client.clone());
         client
+    }
+
+    /// The connection with a number, if it has not ended.
+    pub fn get(&self, id: u64) -> Option<Rc<Client>> {
+        self.list.borrow().get(&id).filter(|client| !client.is_killed()).cloned()
+    }
+
+    /// The core that issued a connection's number.
+    pub fn core_of(&self, id: u64) -> usize {
+        (id.wrapping_sub(1) % self.step) as usize
     }
 
     pub fn remove(&self, id: u64) {

@@ -85,10 +85,14 @@ pub enum Command<'a> {
     ShutDown,
     /// `SLOWLOG ...`.
     SlowLog(SlowLogCommand),
+    /// `SUBSCRIBE`, with channels.
+    Subscribe(Args<'a>),
     /// `TIME`.
     Time,
     /// `MULTI` and its kin.
     Transaction(Transaction<'a>),
+    /// `UNSUBSCRIBE`, with channels.
+    Unsubscribe(Args<'a>),
     /// A command that writes.
     Write(WriteCommand<'a>),
 }
@@ -186,7 +190,9 @@ impl Command<'_> {
             | Self::Select
             | Self::ShutDown
             | Self::SlowLog(_)
+            | Self::Subscribe(_)
             | Self::Time
+            | Self::Unsubscribe(_)
             | Self::Transaction(..) => Access::None,
         }
     }
@@ -299,9 +305,14 @@ pub struct Scan<'a> {
     pub of_our_type: bool,
 }
 
+/// The channel on which connections that speak RESP2 hear invalidations.
+pub(crate) const CHANNEL: &[u8] = b"__redis__:invalidate";
+
 /// `CLIENT`'s subcommands.
 #[derive(Clone, Copy, Debug)]
 pub enum ClientCommand<'a> {
+    /// `CACHING`, with `YES` or `NO`; anything else is refused if the connection is tracked.
+    Caching(Option<bool>),
     GetName,
     GetRedir,
     Help,
@@ -310,13 +321,53 @@ pub enum ClientCommand<'a> {
     Kill(ClientFilter<'a>),
     List(ListFilter<'a>),
     NoEvict,
-    Pause { timeout_ms: i64, all: bool },
+    Pause {
+        timeout_ms: i64,
+        all: bool,
+    },
     Reply(ReplyMode),
     SetLibrary(Library, &'a [u8]),
     SetName(&'a [u8]),
+    Tracking(TrackingRequest<'a>),
     TrackingInfo,
     Unblock,
     Unpause,
+}
+
+/// `CLIENT TRACKING`'s options.
+#[derive(Clone, Copy, Debug)]
+pub struct TrackingRequest<'a> {
+    /// `ON`.
+    pub on: bool,
+    /// `REDIRECT`: the connection that is told.
+    pub redirect: Option<i64>,
+    /// `BCAST`.
+    pub broadcast: bool,
+    /// `OPTIN`.
+    pub opt_in: bool,
+    /// `OPTOUT`.
+    pub opt_out: bool,
+    /// `NOLOOP`.
+    pub no_loop: bool,
+    /// The options, which have been checked.
+    pub(crate) options: Args<'a>,
+}
+
+impl<'a> TrackingRequest<'a> {
+    /// The words after `PREFIX`.
+    pub fn prefixes(&self) -> impl Iterator<Item = &'a [u8]> + use<'a> {
+        let (options, mut at) = (self.options, 0);
+        std::iter::from_fn(move || {
+            while at < options.len() {
+                let is_prefix = options.is(at, "prefix");
+                at += if is_prefix || options.is(at, "redirect") { 2 } else { 1 };
+                if is_prefix {
+                    return Some(options.get(at - 1));
+                }
+            }
+            None
+        })
+    }
 }
 
 /// What `CLIENT SETINFO` sets.
@@ -433,4 +484,28 @@ pub fn part(length: usize, start: i64, end: i64) -> std::ops::Range<usize> {
     let (start, end) = (from_end(start), from_end(end).min(length - 1));
     // An empty value ends at -1.
     if start > end { 0..0 } else { start as usize..end as usize + 1 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::command::args::tests::with;
+
+    #[test]
+    fn the_prefixes_of_a_request_are_the_words_after_prefix() {
+        let line = "PREFIX a bcast prefix prefix REDIRECT prefix NOLOOP Prefix ''";
+        with(line, |options| {
+            let request = TrackingRequest {
+                on: true,
+                redirect: None,
+                broadcast: true,
+                opt_in: false,
+                opt_out: false,
+                no_loop: true,
+                options,
+            };
+            let expected: [&[u8]; 3] = [b"a", b"prefix", b""];
+            assert_eq!(request.prefixes().collect::<Vec<_>>(), expected);
+        });
+    }
 }

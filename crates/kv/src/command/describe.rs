@@ -181,16 +181,10 @@ fn keys(command: Args<'_>, with_flags: bool, writer: &mut Writer<'_>) {
         return Refusal::Text("ERR Invalid number of arguments specified for command")
             .write(writer);
     }
-    let positions = spec.keys;
-    let first = positions.first as usize;
-    let last = if positions.last < 0 {
-        command.len() - positions.last.unsigned_abs() as usize
-    } else {
-        positions.last as usize
-    };
-    let positions_used = (first..=last).step_by(positions.step as usize);
-    writer.array(positions_used.clone().count());
-    for position in positions_used {
+    let (positions, first) = (spec.keys, spec.keys.first as usize);
+    let indexes = spec.key_indexes(command.len());
+    writer.array(indexes.clone().count());
+    for position in indexes {
         if with_flags {
             writer.array(2);
         }

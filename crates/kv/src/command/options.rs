@@ -4,8 +4,8 @@ use resp::{Protocol, parse_i64};
 
 use crate::command::args::Args;
 use crate::command::commands::{
-    Ask, ClientCommand, ClientFilter, ClientType, Command, Debug, Hello, Library, ListFilter,
-    Login, NameFilter, ReplyMode, Scan, SlowLogCommand, WriteCommand,
+    Ask, CHANNEL, ClientCommand, ClientFilter, ClientType, Command, Debug, Hello, Library,
+    ListFilter, Login, NameFilter, ReplyMode, Scan, SlowLogCommand, TrackingRequest, WriteCommand,
 };
 use crate::command::help;
 use crate::command::operation::{Condition, Operation, PutReply, Transfer};
@@ -414,6 +414,64 @@ pub(super) fn client_reply(args: Args<'_>) -> Result<ClientCommand<'_>, Refusal<
     let found = modes.into_iter().find(|(word, _)| args.is(2, word));
     found.map(|(_, mode)| ClientCommand::Reply(mode)).ok_or(Refusal::SYNTAX)
 }
+
+pub(super) fn client_caching(args: Args<'_>) -> ClientCommand<'_> {
+    ClientCommand::Caching(match (args.is(2, "yes"), args.is(2, "no")) {
+        (true, _) => Some(true),
+        (_, true) => Some(false),
+        _ => None,
+    })
+}
+
+pub(super) fn client_tracking(args: Args<'_>) -> Result<ClientCommand<'_>, Refusal<'_>> {
+    let mut request = TrackingRequest {
+        on: args.is(2, "on"),
+        redirect: None,
+        broadcast: false,
+        opt_in: false,
+        opt_out: false,
+        no_loop: false,
+        options: args.from(3),
+    };
+    let mut at = 3;
+    while at < args.len() {
+        let has_word = at + 1 < args.len();
+        match () {
+            () if args.is(at, "redirect") && has_word => {
+                if request.redirect.is_some() {
+                    return Err(Refusal::Text(TWO_TARGETS));
+                }
+                at += 1;
+                request.redirect = Some(integer(args.get(at))?);
+            }
+            () if args.is(at, "prefix") && has_word => at += 1,
+            () if args.is(at, "bcast") => request.broadcast = true,
+            () if args.is(at, "optin") => request.opt_in = true,
+            () if args.is(at, "optout") => request.opt_out = true,
+            () if args.is(at, "noloop") => request.no_loop = true,
+            () => return Err(Refusal::SYNTAX),
+        }
+        at += 1;
+    }
+    match request.on || args.is(2, "off") {
+        true => Ok(ClientCommand::Tracking(request)),
+        false => Err(Refusal::SYNTAX),
+    }
+}
+
+const TWO_TARGETS: &str = "ERR A client can only redirect to a single other client";
+
+/// `SUBSCRIBE`: nothing is published but invalidations.
+pub(super) fn subscribe(args: Args<'_>) -> Result<Command<'_>, Refusal<'_>> {
+    let channels = args.from(1);
+    match channels.iter().all(|channel| channel == CHANNEL) {
+        true => Ok(Command::Subscribe(channels)),
+        false => Err(Refusal::Text(OTHER_CHANNEL)),
+    }
+}
+
+const OTHER_CHANNEL: &str =
+    "ERR there is one channel, __redis__:invalidate: nothing else is published here";
 
 pub(super) fn client_pause(args: Args<'_>) -> Result<ClientCommand<'_>, Refusal<'_>> {
     let all = match args.len() {

@@ -18,10 +18,10 @@ use crate::command::lcs::LcsOptions;
 use crate::command::long_double::LongDouble;
 use crate::command::operation::{Condition, Operation, PutReply, Transfer};
 use crate::command::options::{
-    auth, client_kill, client_list, client_name, client_no_evict, client_no_touch, client_pause,
-    client_reply, client_set_info, client_unblock, command_list, copy, debug, hello, integer,
-    memory_usage, move_key, range, range_ends, restore, scan, select, set, shutdown, slow_log_get,
-    swap_databases,
+    auth, client_caching, client_kill, client_list, client_name, client_no_evict, client_no_touch,
+    client_pause, client_reply, client_set_info, client_tracking, client_unblock, command_list,
+    copy, debug, hello, integer, memory_usage, move_key, range, range_ends, restore, scan, select,
+    set, shutdown, slow_log_get, subscribe, swap_databases,
 };
 use crate::command::refusal::Refusal;
 use crate::command::said::{self, Said};
@@ -166,7 +166,10 @@ fn parse_options<'a>(args: Args<'a>, spec: &'static Spec) -> Result<Command<'a>,
         | CommandId::Object
         | CommandId::Slowlog => Err(Refusal::WrongCount(spec.name)),
         // Tracking does not exist, so it is never on.
-        CommandId::ClientCaching => Err(Refusal::NOT_TRACKED),
+        CommandId::ClientCaching => client(client_caching(args)),
+        CommandId::ClientTracking => client(client_tracking(args)?),
+        CommandId::Subscribe => subscribe(args),
+        CommandId::Unsubscribe => Ok(Command::Unsubscribe(args.from(1))),
         CommandId::ClientGetname => client(ClientCommand::GetName),
         CommandId::ClientGetredir => client(ClientCommand::GetRedir),
         CommandId::ClientHelp => client(ClientCommand::Help),
@@ -445,6 +448,21 @@ mod tests {
         ("client list foo", "-ERR syntax error"),
         ("client unblock abc", "-ERR value is not an integer or out of range"),
         ("client unblock 99 foo", "-ERR CLIENT UNBLOCK reason should be TIMEOUT or ERROR"),
+        ("client tracking", "-ERR wrong number of arguments for 'client|tracking' command"),
+        ("client tracking x", "-ERR syntax error"),
+        ("client tracking on x", "-ERR syntax error"),
+        ("client tracking on redirect", "-ERR syntax error"),
+        ("client tracking on prefix", "-ERR syntax error"),
+        ("client tracking on redirect x", "-ERR value is not an integer or out of range"),
+        (
+            "client tracking on redirect 1 redirect 2",
+            "-ERR A client can only redirect to a single other client",
+        ),
+        ("subscribe", "-ERR wrong number of arguments for 'subscribe' command"),
+        (
+            "subscribe __redis__:invalidate news",
+            "-ERR there is one channel, __redis__:invalidate: nothing else is published here",
+        ),
         ("client info x", "-ERR wrong number of arguments for 'client|info' command"),
         ("command count x", "-ERR wrong number of arguments for 'command|count' command"),
         ("command foo", "-ERR unknown subcommand 'foo'. Try COMMAND HELP."),

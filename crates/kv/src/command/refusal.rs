@@ -32,6 +32,8 @@ pub enum Refusal<'a> {
     WrongCount(&'static str),
     /// A write on a read-only node.
     ReadOnly,
+    /// A command of a connection that has subscribed.
+    OnlyListens(&'static str),
     /// A text around a word of the client.
     Quoting {
         /// The text before the word, including the error's code.
@@ -117,6 +119,10 @@ impl Refusal<'_> {
             Self::WrongCount(name) => {
                 writer.error(&format!("ERR wrong number of arguments for '{name}' command"));
             }
+            Self::OnlyListens(name) => writer.error(&format!(
+                "ERR Can't execute '{name}': only (P|S)SUBSCRIBE / (P|S)UNSUBSCRIBE / PING / QUIT / RESET are \
+                 allowed in this context"
+            )),
             Self::ReadOnly => writer.error("READONLY You can't write against a read only replica."),
             Self::Quoting { before, word, after } => {
                 let mut text = before.as_bytes().to_vec();

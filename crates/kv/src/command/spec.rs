@@ -26,6 +26,7 @@ pub enum CommandId {
     ClientReply,
     ClientSetinfo,
     ClientSetname,
+    ClientTracking,
     ClientTrackinginfo,
     ClientUnblock,
     ClientUnpause,
@@ -127,6 +128,7 @@ pub enum CommandId {
     SlowlogLen,
     SlowlogReset,
     Strlen,
+    Subscribe,
     Substr,
     Swapdb,
     Time,
@@ -134,6 +136,7 @@ pub enum CommandId {
     Ttl,
     Type,
     Unlink,
+    Unsubscribe,
     Unwatch,
     Watch,
 }
@@ -328,6 +331,17 @@ impl Spec {
 
     pub(crate) const fn deprecated(self, since: &'static str, by: &'static str) -> Self {
         Self { deprecated: Some((since, by)), ..self }
+    }
+
+    /// The positions of its keys among `count` arguments.
+    pub(crate) fn key_indexes(&self, count: usize) -> impl Iterator<Item = usize> + Clone + use<> {
+        let KeyPositions { first, last, step, .. } = self.keys;
+        let end = match last < 0 {
+            true => count.saturating_sub(last.unsigned_abs() as usize) + 1,
+            false => last as usize + 1,
+        };
+        let first = if first == 0 { end } else { first as usize };
+        (first..end.min(count)).step_by(step.max(1) as usize)
     }
 
     /// Whether a client may send it before it has given the password.

@@ -15,6 +15,7 @@ const TRANSACTION: &[&str] = &["noscript", "loading", "stale", "fast", "allow_bu
 const FAST_TRANSACTION: &[&str] = &["@fast", "@transaction"];
 const HANDSHAKE: &[&str] = &["noscript", "loading", "stale", "fast", "no_auth", "allow_busy"];
 const PER_CLIENT: &[&str] = &["noscript", "loading", "stale"];
+const PUBSUB: &[&str] = &["pubsub", "noscript", "loading", "stale"];
 const PER_SERVER: &[&str] = &["admin", "noscript", "loading", "stale"];
 const READ_FAST: &[&str] = &["readonly", "fast"];
 const READ: &[&str] = &["readonly"];
@@ -88,7 +89,7 @@ const CLIENT: &[Spec] = &[
         "client|caching",
         3,
         "connection",
-        "Tells which keys are tracked; refused, because none are",
+        "Tells whether the keys of the next command are tracked",
     )
     .since("6.0.0")
     .flags(PER_CLIENT, SLOW_CONNECTION)
@@ -110,7 +111,7 @@ const CLIENT: &[Spec] = &[
         "client|getredir",
         2,
         "connection",
-        "Tells where tracking messages go; always nowhere here",
+        "Tells which connection gets the invalidations",
     )
     .since("6.0.0")
     .flags(PER_CLIENT, SLOW_CONNECTION),
@@ -223,11 +224,34 @@ const CLIENT: &[Spec] = &[
         .flags(PER_CLIENT, SLOW_CONNECTION)
         .takes(&[Argument::new("connection-name", "string")]),
     Spec::new(
+        CommandId::ClientTracking,
+        "client|tracking",
+        -3,
+        "connection",
+        "Tells this connection when keys that it has read are written",
+    )
+    .since("6.0.0")
+    .costs("O(1); O(N) with N prefixes")
+    .flags(PER_CLIENT, SLOW_CONNECTION)
+    .takes(&[
+        Argument::one_of("status", ON_OFF),
+        Argument::new("client-id", "integer").after("REDIRECT").flagged(OPTIONAL),
+        Argument::new("prefix", "string").after("PREFIX").flagged(&[
+            "optional",
+            "multiple",
+            "multiple_token",
+        ]),
+        Argument::word("bcast", "BCAST").flagged(OPTIONAL),
+        Argument::word("optin", "OPTIN").flagged(OPTIONAL),
+        Argument::word("optout", "OPTOUT").flagged(OPTIONAL),
+        Argument::word("noloop", "NOLOOP").flagged(OPTIONAL),
+    ]),
+    Spec::new(
         CommandId::ClientTrackinginfo,
         "client|trackinginfo",
         2,
         "connection",
-        "Tells whether this connection is tracked; it is not",
+        "Tells how this connection is tracked",
     )
     .since("6.2.0")
     .flags(PER_CLIENT, SLOW_CONNECTION),
@@ -1136,6 +1160,17 @@ pub static TABLE: &[Spec] = &[
         .flags(READ_FAST, &["@read", "@string", "@fast"])
         .one_key(EXISTENCE)
         .takes(&[KEY]),
+    Spec::new(
+        CommandId::Subscribe,
+        "subscribe",
+        -2,
+        "pubsub",
+        "Listens to a channel; there is one, __redis__:invalidate",
+    )
+    .since("2.0.0")
+    .costs("O(N) with N channels")
+    .flags(PUBSUB, &["@pubsub", "@slow"])
+    .takes(&[Argument::new("channel", "string").flagged(MULTIPLE)]),
     Spec::new(CommandId::Substr, "substr", 4, "string", "Reads a part of a value")
         .costs("O(N) with N bytes of the value")
         .flags(READ, &["@read", "@string", "@slow"])
@@ -1179,6 +1214,11 @@ pub static TABLE: &[Spec] = &[
         .tips(&["request_policy:multi_shard", "response_policy:agg_sum"])
         .many_keys(&["RM", "delete"])
         .takes(&[KEYS]),
+    Spec::new(CommandId::Unsubscribe, "unsubscribe", -1, "pubsub", "Stops listening to channels")
+        .since("2.0.0")
+        .costs("O(N) with N channels")
+        .flags(PUBSUB, &["@pubsub", "@slow"])
+        .takes(&[Argument::new("channel", "string").flagged(ANY_NUMBER)]),
     Spec::new(CommandId::Unwatch, "unwatch", 1, "transactions", "Ends all watches")
         .since("2.2.0")
         .flags(TRANSACTION, FAST_TRANSACTION),

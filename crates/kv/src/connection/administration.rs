@@ -41,17 +41,10 @@ impl Session {
                 self.client.library.borrow_mut()[what as usize] = word.to_vec();
                 self.reply(|writer| writer.ok());
             }
-            ClientCommand::GetRedir => self.reply(|writer| writer.integer(-1)),
-            ClientCommand::TrackingInfo => self.reply(|writer| {
-                writer.map(3);
-                writer.bulk(b"flags");
-                writer.set(1);
-                writer.bulk(b"off");
-                writer.bulk(b"redirect");
-                writer.integer(-1);
-                writer.bulk(b"prefixes");
-                writer.array(0);
-            }),
+            ClientCommand::Caching(yes) => self.caching(yes),
+            ClientCommand::GetRedir => self.redirection(),
+            ClientCommand::Tracking(request) => self.track(request),
+            ClientCommand::TrackingInfo => self.tracking_info(),
             ClientCommand::NoEvict => self.reply(|writer| writer.ok()),
             ClientCommand::Unblock => self.reply(|writer| writer.integer(0)),
             ClientCommand::Reply(mode) => {
@@ -154,6 +147,7 @@ impl Session {
             writable: self.state.node.is_writable(),
             slower_than_us: self.state.slow_log.slower_than_us.get(),
             slow_log_len_max: self.state.slow_log.len_max.get(),
+            tracked_keys_max: self.state.tracking.keys_max.get(),
         }
     }
 
@@ -327,6 +321,9 @@ fn set(there: &Rc<CoreState>, changed: Changed) {
     }
     if let Some(len_max) = changed.slow_log_len_max {
         there.slow_log.len_max.set(len_max);
+    }
+    if let Some(keys_max) = changed.tracked_keys_max {
+        there.set_tracked_keys_max(keys_max);
     }
 }
 

@@ -29,6 +29,7 @@ pub(crate) mod output;
 mod pace;
 pub(crate) mod replies;
 pub(crate) mod session;
+mod tracking;
 mod transaction;
 
 use std::future::{Future, poll_fn};
@@ -173,6 +174,7 @@ impl Connection {
         let paused_until_ns = self.state.node.paused_until_ns();
         let paused = paused_until_ns > self.state.core.now_ns();
         self.paused_until_ns = if paused { paused_until_ns } else { 0 };
+        self.session.send_pushes(false);
         if !paused && !self.input.buffer.is_empty() {
             self.client.input_bytes.set(self.input.buffer.len());
             let Input { buffer, consumed, parser, missing, .. } = &mut self.input;
@@ -180,6 +182,7 @@ impl Connection {
             self.input.compact();
             self.client.input_bytes.set(self.input.buffer.len());
         }
+        self.session.send_pushes(self.is_caught_up());
         let blocked = self.session.waits_for_pause || paused && self.input.missing.is_none();
         self.client.blocked.set(blocked);
         if is_receiving && !self.apart {
@@ -196,6 +199,11 @@ impl Connection {
         {
             self.large.done();
         }
+    }
+
+    /// Whether all commands that have arrived are answered.
+    fn is_caught_up(&self) -> bool {
+        self.input.missing.is_some() && !self.session.replies.is_busy()
     }
 
     /// Refuses the large command that arrives too slowly, if one does.
@@ -348,6 +356,7 @@ impl Connection {
     fn poll_replies(&mut self, cx: &mut Context<'_>, waits_for_client: bool) -> bool {
         let mut moved = self.session.replies.collect(cx);
         moved |= self.session.has_got_room();
+        moved |= self.session.has_pushes(self.is_caught_up());
         // It has just begun to wait: the turn starts the sweep for clients that read nothing.
         moved |= self.client.waits_for_room.get() && self.sweep.is_none();
         moved |= self.large.waits()

@@ -34,6 +34,8 @@ pub(crate) struct Outgoing {
     weight: usize,
     /// Whether the client wants no replies.
     silent: bool,
+    /// Whether the connection wants to know which keys each command writes.
+    tells: bool,
     /// Bytes of the last parcel: the next one may well become as long.
     expected_bytes: usize,
 }
@@ -59,6 +61,7 @@ impl Outgoing {
 
     fn push(&mut self, id: Option<CommandId>, mut change: Change) {
         change.command = id;
+        change.tells = self.tells;
         self.bytes += change.len();
         self.weight += change.weight();
         self.changes.push(change);
@@ -68,6 +71,7 @@ impl Outgoing {
     /// these are the same command.
     fn put(&mut self, id: Option<CommandId>, bytes: usize, put: impl FnOnce(&mut Change)) {
         if let Some(last) = self.changes.last_mut()
+            && !self.tells
             && last.kind == Operation::Put
             && last.command == id
             && last.batch.len() < BATCH_BYTES
@@ -185,6 +189,7 @@ impl Session {
             self.send_writes();
             self.outgoing.silent = self.is_silent();
         }
+        self.outgoing.tells = self.client.tracking.tells_itself(self.client.id);
         self.outgoing.add(self.replies.command, command);
         let is_long = self.outgoing.weight >= PARCEL_WEIGHT;
         if is_long || self.outgoing.changes.len() >= CHANGES_MAX || self.replies.is_reserved() {

@@ -23,6 +23,7 @@ use crate::command::refusal::Refusal;
 use crate::command::spec::CommandId;
 use crate::connection::outgoing::Outgoing;
 use crate::connection::replies::{Closing, Length, Replies, SmallReply};
+use crate::connection::tracking::Uses;
 use crate::connection::transaction::{Executing, Queue};
 use crate::core::slow_log::Noted;
 use crate::core::state::CoreState;
@@ -70,6 +71,12 @@ pub(crate) struct Session {
     /// in progress, or just finished with this result.
     lookup: Option<OneshotReceiver<usize>>,
     found_bytes: Option<usize>,
+    /// Whether the connection exists to which `CLIENT TRACKING` redirects, and the question to
+    /// another core.
+    pub(super) target: Option<bool>,
+    pub(super) target_lookup: Option<OneshotReceiver<bool>>,
+    /// The keys of the transaction that is being executed.
+    pub(super) uses: Uses,
     /// The next command waits for the end of a pause of writes.
     pub(crate) waits_for_pause: bool,
 }
@@ -99,6 +106,9 @@ impl Session {
             waits_for_reply: None,
             lookup: None,
             found_bytes: None,
+            target: None,
+            target_lookup: None,
+            uses: Uses::default(),
             waits_for_pause: false,
         }
     }
@@ -210,6 +220,10 @@ impl Session {
             (self.lookup, self.found_bytes) = (None, Some(bytes));
             return true;
         }
+        if let Some(found) = self.target_lookup.as_ref().and_then(OneshotReceiver::try_take) {
+            (self.target_lookup, self.target) = (None, Some(found));
+            return true;
+        }
         if let Some(bytes) = self.waits_for_reply
             && self.replies.reserve(bytes)
         {
@@ -293,7 +307,10 @@ impl Session {
             self.replies.closing = Closing::AfterReplies;
             return true;
         }
-        let parsed = parse(args, self.permissions());
+        let mut parsed = parse(args, self.permissions());
+        if self.only_listens() {
+            parsed = self.restrict(parsed);
+        }
         let Parsed { command, id, name, rejected } = match self.queue.is_some() {
             true => match self.enqueue(args, parsed) {
                 Some(parsed) => parsed,
@@ -310,6 +327,12 @@ impl Session {
             self.send_writes();
         }
         if !self.is_its_turn(access) {
+            return false;
+        }
+        if let Ok(command) = &command
+            && (self.ends_writes(command) && self.replies.is_writing()
+                || !self.knows_target(command))
+        {
             return false;
         }
         let Some(reply_bytes) =
@@ -335,7 +358,10 @@ impl Session {
         }
         self.note(args, id.filter(|_| !rejected));
         match command {
-            Ok(command) => self.execute_now(command),
+            Ok(command) => {
+                self.enter_keys(args, id, name);
+                self.execute_now(command);
+            }
             Err(refusal) => {
                 if refusal.ends_transaction() {
                     self.end_transaction();
@@ -345,6 +371,9 @@ impl Session {
         }
         self.end_note();
         self.replies.end_reservation();
+        if self.queue.is_none() && !name.starts_with("client") {
+            self.client.tracking.caching_given.set(false);
+        }
         true
     }
 
@@ -431,6 +460,11 @@ impl Session {
                     self.replies.multi_get(owned(keys), self.protocol);
                 }
             }
+            Command::Ping(message) if self.only_listens() => self.reply(|writer| {
+                writer.array(2);
+                writer.bulk(b"pong");
+                writer.bulk(message.unwrap_or_default());
+            }),
             Command::Ping(None) => self.reply(|writer| writer.simple("PONG")),
             Command::Ping(Some(message)) | Command::Echo(message) => {
                 self.reply(|writer| writer.bulk(message));
@@ -465,6 +499,8 @@ impl Session {
             Command::DbSize => self.db_size(),
             Command::Info(sections) => self.info(sections),
             Command::Say(said) => self.reply(|writer| said.write(writer)),
+            Command::Subscribe(channels) => self.subscribe(channels),
+            Command::Unsubscribe(channels) => self.unsubscribe(channels),
             Command::Time => self.time(),
             Command::MemoryStats => self.memory_stats(),
             Command::SlowLog(command) => self.slow_log(command),
@@ -588,6 +624,8 @@ impl Session {
 
     fn reset(&mut self) {
         self.end_transaction();
+        self.state.end_tracking(&self.client);
+        self.client.tracking.subscribed.set(false);
         self.set_protocol(Protocol::V2);
         self.client.name.borrow_mut().clear();
         (self.silent, self.skip_next) = (false, false);
@@ -616,12 +654,14 @@ impl Session {
             self.set_protocol(protocol);
         }
         let (id, protocol) = (self.client.id as i64, self.protocol);
+        let node = self.state.node.clone();
+        let version = &node.settings().redis_version;
         self.reply(|writer| {
             writer.map(7);
             writer.bulk(b"server");
             writer.bulk(b"redis");
             writer.bulk(b"version");
-            writer.bulk(crate::REDIS_VERSION.as_bytes());
+            writer.bulk(version.as_bytes());
             writer.bulk(b"proto");
             writer.integer(protocol.number());
             writer.bulk(b"id");

@@ -134,7 +134,7 @@ impl Queue {
     }
 
     /// The commands in order.
-    fn commands(&self) -> impl ExactSizeIterator<Item = Args<'_>> {
+    pub(super) fn commands(&self) -> impl ExactSizeIterator<Item = Args<'_>> {
         let begins = std::iter::once((0, 0)).chain(self.ends.iter().copied());
         let pairs = self.ends.iter().zip(begins.collect::<Vec<_>>());
         pairs.map(|(&(end, spans_end), (begin, spans_begin))| {
@@ -211,7 +211,8 @@ fn is_report(command: &Command<'_>) -> bool {
         command,
         Command::Auth(_)
             | Command::Client(
-                ClientCommand::GetName
+                ClientCommand::Caching(_)
+                    | ClientCommand::GetName
                     | ClientCommand::GetRedir
                     | ClientCommand::Id
                     | ClientCommand::NoEvict
@@ -225,8 +226,10 @@ fn is_report(command: &Command<'_>) -> bool {
             | Command::Hello(_)
             | Command::Ping(_)
             | Command::Select
+            | Command::Subscribe(_)
             | Command::Time
             | Command::Transaction(_)
+            | Command::Unsubscribe(_)
     );
     !is_brief && !is_step(command)
 }
@@ -296,6 +299,8 @@ impl Session {
             Command::Scan(_) | Command::RandomKey => Some(NO_CURSORS),
             // These do not read keys.
             Command::Info(_) | Command::LastSave => None,
+            // Its reads would be entered too late.
+            Command::Client(ClientCommand::Tracking(_)) => Some(NOT_A_STEP),
             // They are computed in steps, or concern keys outside a transaction.
             Command::Debug(Debug::Object(_) | Debug::Reload)
             | Command::SlowLog(SlowLogCommand::Get(_)) => Some(NOT_A_STEP),
@@ -367,6 +372,11 @@ impl Session {
             return false;
         }
         let reply_bytes_max = reply_bytes_max.max(Settings::REPLY_BYTES_SMALL);
+        let mut uses = std::mem::take(&mut self.uses);
+        if let Some(queue) = &self.queue {
+            self.enter_keys_of(queue, &mut uses);
+        }
+        self.uses = uses;
         let watching = self.watching.is_some();
         let slot = self.send_steps(Steps { list, watching, reply_bytes_max });
         self.replies.execute(slot);
@@ -378,7 +388,8 @@ impl Session {
         self.send_writes();
         let state = &self.state;
         if state.node.is_writable() {
-            let change = Change::execute(steps);
+            let mut change = Change::execute(steps);
+            change.tells = self.client.tracking.tells_itself(self.client.id);
             let (core, weight) = (state.core.id(), change.weight());
             return state.writes.send(&state.posters, core, self.client.id, vec![change], weight);
         }
@@ -389,13 +400,19 @@ impl Session {
             let answer =
                 execute_reads(&state.core, &state.reader, state.family, steps, value_bytes_max)
                     .await;
-            answered.fulfil(vec![AnswerRun { at: 0, commands: 1, command: None, answer }]);
+            let wrote = Vec::new();
+            answered.fulfil(vec![AnswerRun { at: 0, commands: 1, command: None, answer, wrote }]);
         });
         slot
     }
 
+    /// Whether the answers to a transaction are on their way.
+    pub(super) fn is_executing(&self) -> bool {
+        !matches!(self.executing, Executing::No)
+    }
+
     /// What queued commands may do: they were checked when they were queued.
-    fn inside(&self) -> Permissions {
+    pub(super) fn inside(&self) -> Permissions {
         Permissions { enter: true, ..self.permissions() }
     }
 
@@ -448,8 +465,11 @@ impl Session {
     /// Answers `EXEC`, and executes the commands that do not concern keys.
     fn exec(&mut self) {
         let executing = std::mem::take(&mut self.executing);
+        let uses = std::mem::take(&mut self.uses);
+        let wrote = std::mem::take(&mut self.replies.wrote);
         let queue = self.queue.take().filter(|queue| !queue.aborted);
         let (Some(queue), Executing::Answered(answer)) = (queue, executing) else {
+            self.forget_uses(uses);
             self.end_transaction();
             return self.reply(|writer| ABORTED.write(writer));
         };
@@ -457,11 +477,13 @@ impl Session {
             Answer::Executed(answers) => answers,
             Answer::Conflict => {
                 self.watching = None;
+                self.forget_uses(uses);
                 self.end_transaction();
                 self.state.count(|stats| stats.transaction_conflicts += 1);
                 return self.reply(|writer| writer.null_array());
             }
             refused => {
+                self.forget_uses(uses);
                 self.end_transaction();
                 return self.reply(|writer| write_answer(&discarded(refused), writer));
             }
@@ -473,6 +495,7 @@ impl Session {
         let commands = queue.commands();
         self.reply(|writer| writer.array(commands.len()));
         let mut answers = answers.into_iter();
+        let mut clears = false;
         for args in commands {
             let Parsed { command, id, name, .. } = parse(args, permissions);
             self.client.command.set(name);
@@ -484,6 +507,7 @@ impl Session {
             self.note(args, id);
             match command {
                 Ok(command) if is_step(&command) => {
+                    clears |= matches!(command, Command::Write(WriteCommand::Clear));
                     self.answer_step(command, answers.next().unwrap_or(Answer::Null));
                 }
                 Ok(command) => self.execute_now(command),
@@ -493,6 +517,7 @@ impl Session {
             // Writes of the connection itself, such as BGSAVE, before later replies.
             self.send_writes();
         }
+        self.tell_of_transaction(&uses, &wrote, clears);
         self.replies.command = Some(CommandId::Exec);
     }
 
@@ -527,8 +552,9 @@ impl Session {
 }
 
 impl Drop for Session {
-    /// The shard forgets what the connection watched.
+    /// The core and the shard forget what the connection tracked and watched.
     fn drop(&mut self) {
+        self.state.leave_tracking(&self.client);
         if self.watching.take().is_some() {
             let (state, unwatch) = (&self.state, Change::of(Operation::Unwatch));
             let core = state.core.id();

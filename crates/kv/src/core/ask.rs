@@ -15,19 +15,21 @@ use std::sync::{Arc, OnceLock};
 use std::task::{Poll, Waker};
 
 use reactor::mailbox::{Mailbox, Owner, Poster, Scheduled, mailbox};
-use reactor::{OneshotReceiver, OneshotSender, oneshot};
+use reactor::{Class, OneshotReceiver, OneshotSender, oneshot};
 
 use crate::client::write_room::PARCELS_MAX;
 use crate::core::node::{CoreMailbox, Errand, NodeState};
 use crate::core::state::CoreState;
-use crate::shard::parcel::{Answered, Parcel};
+use crate::shard::announce::Written;
+use crate::shard::parcel::{Answered, Delivery, Parcel};
 
 /// Maximum number of unanswered questions of one core.
 const QUESTIONS_MAX: usize = 256;
 
 /// Maximum number of pending errands of one poster. Another core posts its questions and its
-/// answers to this core's questions; the shard posts answers to parcels, each for at least one.
-const ERRANDS_MAX: usize = PARCELS_MAX;
+/// answers to this core's questions; the shard posts answers to parcels, each for at least one, and
+/// one announcement.
+const ERRANDS_MAX: usize = PARCELS_MAX + 1;
 
 const _: () = assert!(2 * QUESTIONS_MAX <= ERRANDS_MAX);
 
@@ -36,7 +38,7 @@ const _: () = assert!(2 * QUESTIONS_MAX <= ERRANDS_MAX);
 pub(crate) struct Posters {
     node: Arc<NodeState>,
     cores: Vec<RefCell<Option<Poster<Errand>>>>,
-    shard: RefCell<Option<Poster<Parcel>>>,
+    shard: RefCell<Option<Poster<Delivery>>>,
 }
 
 impl Posters {
@@ -50,15 +52,39 @@ impl Posters {
 
     /// Sends a parcel to the shard; false when the shard has ended.
     pub(crate) fn post_parcel(&self, parcel: Parcel) -> bool {
+        self.deliver(Delivery::Parcel(parcel))
+    }
+
+    /// Tells the shard that a core has heard the announcements up to a number.
+    pub(super) fn report_heard(&self, core: usize, number: u64) {
+        // Without a shard nothing is announced.
+        self.deliver(Delivery::Heard { core, number });
+    }
+
+    fn deliver(&self, delivery: Delivery) -> bool {
         let Some(shard) = self.node.shard.get() else { return false };
-        // The mailbox has room for all parcels that this core's limits admit.
-        post(&self.shard, &shard.mailbox, &shard.waker, parcel).is_ok()
+        // The mailbox has room for all that this core's limits admit.
+        post(&self.shard, &shard.mailbox, &shard.waker, delivery).is_ok()
     }
 
     /// Sends answers of the shard to a core.
     pub(crate) fn post_answers(&self, core: usize, answers: Answered) {
         // Room for it is reserved, see ERRANDS_MAX. It fails only when the core has ended.
         let _ = self.post(core, Box::new(move |there| there.writes.deliver(answers)));
+    }
+
+    /// The node.
+    pub(crate) fn node(&self) -> &Arc<NodeState> {
+        &self.node
+    }
+
+    /// Tells a core what was written; false when it has ended. It reports the number.
+    pub(crate) fn post_written(&self, core: usize, written: Vec<Written>, number: u64) -> bool {
+        let hear: Errand = Box::new(move |there| {
+            there.core.spawn(Class::Foreground, there.clone().hear(written, number));
+        });
+        // Room for it is reserved, see ERRANDS_MAX.
+        self.post(core, hear).is_ok()
     }
 
     /// Returns the errand when the core has no mailbox, or it is full.

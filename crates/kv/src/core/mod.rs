@@ -1,7 +1,8 @@
 //! The state of a core, what the cores of a node have in common, and the messages between them.
 //!
 //! [`state`] is one core's part, shared by its connections through an `Rc`; [`node`] is the node's.
-//! [`ask`] runs functions on other cores, [`writes`] takes writes to the shard. Uses `client`,
+//! [`ask`] runs functions on other cores, [`writes`] takes writes to the shard, [`tracking`] tells
+//! connections which keys were written. Uses `client`,
 //! `command` and `shard`.
 //!
 //! A circle stays: an errand is a function over [`state::CoreState`], so the mailboxes of [`node`]
@@ -15,4 +16,6 @@ pub(crate) mod node;
 pub(crate) mod scan_table;
 pub(crate) mod slow_log;
 pub(crate) mod state;
+mod tracked_keys;
+pub(crate) mod tracking;
 pub(crate) mod writes;

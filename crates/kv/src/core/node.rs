@@ -3,7 +3,7 @@
 //! core.
 
 use std::rc::Rc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence};
 use std::sync::{Arc, OnceLock};
 use std::task::Waker;
 
@@ -12,7 +12,7 @@ use reactor::mailbox::Mailbox;
 use crate::core::state::CoreState;
 use crate::node_info::NodeInfo;
 use crate::settings::Settings;
-use crate::shard::parcel::Parcel;
+use crate::shard::parcel::Delivery;
 
 /// A function to run on another core.
 pub(super) type Errand = Box<dyn FnOnce(&Rc<CoreState>) + Send>;
@@ -27,7 +27,7 @@ pub(super) struct CoreMailbox {
 /// The mailbox of the shard.
 pub(super) struct ShardMailbox {
     core: usize,
-    pub mailbox: Mailbox<Parcel>,
+    pub mailbox: Mailbox<Delivery>,
     pub waker: Waker,
 }
 
@@ -45,6 +45,8 @@ pub struct NodeState {
     writes_paused_until_ns: AtomicU64,
     /// Number of connections of all cores.
     clients: AtomicUsize,
+    /// Which cores have tracked connections. Hardly ever written.
+    tracked: Vec<AtomicBool>,
     /// Number of entries that the slow logs have had. Hardly ever written.
     slow_commands: AtomicU64,
 }
@@ -69,6 +71,7 @@ impl NodeState {
             paused_until_ns: AtomicU64::new(0),
             writes_paused_until_ns: AtomicU64::new(0),
             clients: AtomicUsize::new(0),
+            tracked: (0..cores).map(|_| AtomicBool::new(false)).collect(),
             slow_commands: AtomicU64::new(0),
         })
     }
@@ -93,6 +96,25 @@ impl NodeState {
             return None;
         }
         Some(CountedClient(self.clone()))
+    }
+
+    /// Notes whether a core has tracked connections. A read that begins afterwards either sees a
+    /// write, or the shard sees the note when the write has become visible: both sides have a fence
+    /// between.
+    pub(crate) fn track(&self, core: usize, tracked: bool) {
+        self.tracked[core].store(tracked, Ordering::Relaxed);
+        fence(Ordering::SeqCst);
+    }
+
+    /// Whether a core has tracked connections, asked after a write has become visible.
+    pub(crate) fn is_tracked(&self) -> bool {
+        fence(Ordering::SeqCst);
+        (0..self.tracked.len()).any(|core| self.tracks(core))
+    }
+
+    /// Whether this core has; after [`NodeState::is_tracked`].
+    pub(crate) fn tracks(&self, core: usize) -> bool {
+        self.tracked[core].load(Ordering::Relaxed)
     }
 
     /// The number of the next entry of a slow log.
@@ -126,9 +148,9 @@ impl NodeState {
         self.shard.get().map(|shard| shard.core)
     }
 
-    /// Opens the shard: from now on parcels go into this mailbox, whose owner's task has this
+    /// Opens the shard: from now on deliveries go into this mailbox, whose owner's task has this
     /// waker.
-    pub(crate) fn open_shard(&self, core: usize, mailbox: &Mailbox<Parcel>, waker: &Waker) {
+    pub(crate) fn open_shard(&self, core: usize, mailbox: &Mailbox<Delivery>, waker: &Waker) {
         self.shard.get_or_init(|| ShardMailbox {
             core,
             mailbox: mailbox.clone(),

@@ -17,6 +17,7 @@ use crate::core::command_stats::AllCommandStats;
 use crate::core::node::NodeState;
 use crate::core::scan_table::ScanTable;
 use crate::core::slow_log::{Noted, SlowCommand, SlowLog};
+use crate::core::tracking::Tracking;
 use crate::core::writes::Writes;
 use crate::password::Password;
 use crate::settings::{FAMILY, Settings};
@@ -68,6 +69,7 @@ pub(crate) struct CoreState {
     computed: Event,
     pub questions: Questions,
     pub writes: Writes,
+    pub tracking: Tracking,
     /// The password that clients must give, if any.
     pub password: RefCell<Option<Password>>,
     /// The node is stopping: no new commands are taken.
@@ -127,6 +129,7 @@ impl CoreState {
             computed: Event::new(),
             questions: Questions::default(),
             writes: Writes::new(shard),
+            tracking: Tracking::new(core.random_u64(), node.settings().tracking_keys_max),
             password: RefCell::new(node.settings().password.clone()),
             stopping: Cell::new(false),
             started_ns: core.now_ns(),

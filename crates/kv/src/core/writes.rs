@@ -64,7 +64,13 @@ impl Writes {
                     let answer = Answer::Failed("ERR the node is shutting down".into());
                     self.deliver(vec![(
                         number,
-                        vec![AnswerRun { at: 0, commands, command: None, answer }],
+                        vec![AnswerRun {
+                            at: 0,
+                            commands,
+                            command: None,
+                            answer,
+                            wrote: Vec::new(),
+                        }],
                     )]);
                 }
             }
@@ -112,7 +118,8 @@ mod tests {
         let slot = Rc::new(AnswerSlot::with_room(writes.room.reserve(150)));
         assert!(!writes.room.has_room(&settings));
         let number = writes.number(&slot);
-        let run = AnswerRun { at: 0, commands: 1, command: None, answer: Answer::Ok };
+        let (answer, wrote) = (Answer::Ok, Vec::new());
+        let run = AnswerRun { at: 0, commands: 1, command: None, answer, wrote };
         writes.deliver(vec![(number, vec![run.clone()])]);
         assert!(writes.room.has_room(&settings) && writes.room.bytes() == 0);
         let mut cx = Context::from_waker(Waker::noop());

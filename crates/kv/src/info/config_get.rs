@@ -37,6 +37,8 @@ pub(crate) struct LiveSettings {
     /// `slowlog-log-slower-than` and `slowlog-max-len`.
     pub slower_than_us: i64,
     pub slow_log_len_max: usize,
+    /// `tracking-table-max-keys`.
+    pub tracked_keys_max: usize,
 }
 
 pub(crate) fn known(
@@ -69,6 +71,7 @@ pub(crate) fn known(
         ("proto-max-bulk-len", settings.value_bytes_max().to_string()),
         (SLOWER_THAN, now.slower_than_us.to_string()),
         (SLOW_LOG_LEN, now.slow_log_len_max.to_string()),
+        (TRACKED_KEYS, now.tracked_keys_max.to_string()),
     ]
     .map(|(name, value)| (name.to_owned(), value));
     let password = now.password.as_ref().map_or(&b""[..], Password::reveal).to_vec();
@@ -82,6 +85,7 @@ pub(crate) fn known(
 pub(crate) const PASSWORD: &str = "requirepass";
 const SLOWER_THAN: &str = "slowlog-log-slower-than";
 const SLOW_LOG_LEN: &str = "slowlog-max-len";
+const TRACKED_KEYS: &str = "tracking-table-max-keys";
 
 /// What a `CONFIG SET` changes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -90,6 +94,7 @@ pub(crate) struct Changed {
     pub password: Option<Vec<u8>>,
     pub slower_than_us: Option<i64>,
     pub slow_log_len_max: Option<usize>,
+    pub tracked_keys_max: Option<usize>,
 }
 
 /// Checks the arguments of `CONFIG SET`, alternating names and values. Returns what they change, or
@@ -132,6 +137,10 @@ pub(crate) fn check(
             SLOW_LOG_LEN => {
                 changed.slow_log_len_max = Some(number(0..=ENTRIES_MAX as i64)? as usize);
             }
+            TRACKED_KEYS => {
+                let keys = number(0..=i64::MAX)?;
+                changed.tracked_keys_max = Some(usize::try_from(keys).unwrap_or(usize::MAX));
+            }
             _ if now != value => return Err(failed("can't set immutable config")),
             _ => {}
         }
@@ -152,6 +161,7 @@ mod tests {
             writable: true,
             slower_than_us: 10_000,
             slow_log_len_max: 128,
+            tracked_keys_max: 1_000_000,
         }
     }
 

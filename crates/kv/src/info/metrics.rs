@@ -170,6 +170,14 @@ const GAUGES: &[(&str, &str, Value)] = &[
         core.unsent_bytes as u64
     }),
     ("queued_bytes", "Bytes of queued commands of transactions", |core| core.queued_bytes as u64),
+    ("tracking_clients", "Connections that are told of writes", |core| {
+        core.tracking.clients as u64
+    }),
+    ("tracked_keys", "Keys of which connections are told", |core| core.tracking.keys as u64),
+    ("tracking_bytes", "Memory of the tables of these keys", |core| core.tracking.bytes as u64),
+    ("invalidations_bytes", "Bytes of invalidations that wait for their connections", |core| {
+        core.tracking.pushes_bytes as u64
+    }),
     ("writes_bytes", "Bytes of writes that are not answered yet", |core| core.writes_bytes as u64),
     ("pinned_bytes", "Bytes of blocks that unsent replies hold", |core| core.pinned_bytes as u64),
     ("pool_bytes", "Buffer memory in use", |core| core.pool_bytes as u64),

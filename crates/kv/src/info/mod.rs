@@ -17,6 +17,7 @@ use reactor::FlowReport;
 
 use crate::core::command_stats::{CommandStats, sums};
 use crate::core::state::{CoreState, KvStats};
+use crate::core::tracking::TrackingStats;
 use crate::node_info::{MemoryUse, NodeInfo};
 use crate::settings::Settings;
 use crate::shard::{Shard, ShardStats};
@@ -41,6 +42,7 @@ pub(crate) struct CoreReport {
     pub pinned_bytes: usize,
     pub writes_bytes: usize,
     pub queued_bytes: usize,
+    pub tracking: TrackingStats,
     pub kv: KvStats,
     pub reader: ReaderStats,
     pub flow: Vec<FlowReport>,
@@ -69,6 +71,7 @@ impl CoreReport {
             pinned_bytes: state.pinned_bytes.get(),
             writes_bytes: state.writes.room.bytes(),
             queued_bytes: state.queued_bytes.get(),
+            tracking: state.tracking_stats(),
             kv: *state.stats.borrow(),
             reader: state.reader.stats(),
             flow: core.flow(),
@@ -197,7 +200,7 @@ fn server(report: &Report<'_>, text: &mut String) {
     let uptime = report.cores.iter().map(|core| core.uptime_ns).max().unwrap_or(0) / 1_000_000_000;
     let driver = report.cores.first().map_or("none", |core| core.driver);
     lines!(text,
-        "redis_version:{}", crate::REDIS_VERSION;
+        "redis_version:{}", report.settings.redis_version;
         "millrace_version:{}", node.version();
         "redis_mode:standalone";
         "os:{}", node.operating_system();
@@ -222,12 +225,14 @@ fn clients(report: &Report<'_>, text: &mut String) {
         "connected_clients:{}", report.sum(|core| core.clients as u64);
         "maxclients:{}", report.settings.clients_max;
         "blocked_clients:{}", report.sum(|core| core.blocked_clients as u64);
-        "tracking_clients:0";
+        "tracking_clients:{}", report.sum(|core| core.tracking.clients as u64);
         "clients_input_bytes:{}", report.sum(|core| core.input_bytes as u64);
         "clients_unsent_bytes:{}", report.sum(|core| core.unsent_bytes as u64);
         "clients_pinned_bytes:{}", report.sum(|core| core.pinned_bytes as u64);
         "clients_writes_bytes:{}", report.sum(|core| core.writes_bytes as u64);
         "clients_queued_bytes:{}", report.sum(|core| core.queued_bytes as u64);
+        "clients_tracking_bytes:{}", report.sum(|core| core.tracking.bytes as u64);
+        "clients_invalidations_bytes:{}", report.sum(|core| core.tracking.pushes_bytes as u64);
         "watching_clients:{}", shard.watching_clients;
         "total_watched_keys:{}", shard.watched_keys;
         "clients_slow_readers:{}", report.sum(|core| core.kv.slow_readers);
@@ -342,6 +347,9 @@ fn stats(report: &Report<'_>, text: &mut String) {
         "keyspace_misses:{}", sum(|kv| kv.misses);
         "transactions:{}", sum(|kv| kv.transactions);
         "transaction_conflicts:{}", sum(|kv| kv.transaction_conflicts);
+        "tracking_total_keys:{}", report.sum(|core| core.tracking.keys as u64);
+        "tracking_total_items:{}", report.sum(|core| core.tracking.items as u64);
+        "tracking_total_prefixes:{}", report.sum(|core| core.tracking.prefixes as u64);
         "total_error_replies:{}", sum(|kv| kv.errors + kv.protocol_errors);
         "protocol_errors:{}", sum(|kv| kv.protocol_errors);
         "total_reads_processed:{}", sum(|kv| kv.receives);

@@ -17,6 +17,7 @@ use crate::command::glob;
 use crate::command::operation::Operation;
 use crate::settings::FAMILY;
 use crate::shard::ShardState;
+use crate::shard::announce::Written;
 use crate::shard::answers::{AnswerTarget, engine_answer};
 use crate::shard::change::{Answer, Change, Need};
 use crate::shard::delete_range::{Barrier, KEYS_AT_ONCE, KeyRange, WRONG_ORDER};
@@ -27,21 +28,22 @@ use crate::shard::turns::Connection;
 
 impl ShardState {
     /// Executes a transaction after all earlier changes and before all later ones.
-    pub(super) fn execute_alone(self: &Rc<Self>, mut change: Change, target: AnswerTarget) {
+    pub(super) fn execute_alone(self: &Rc<Self>, mut change: Change, mut target: AnswerTarget) {
         self.barrier.replace(Barrier::All);
         let shard = self.clone();
         self.core.spawn(Class::Foreground, async move {
             shard.changed.wait_until(|| shard.is_idle()).await;
             let answer = match change.steps.take() {
-                Some(steps) => shard.run_alone(*steps, target.answers.connection).await,
+                Some(steps) => shard.run_alone(*steps, &mut target).await,
                 None => Ok(Answer::Null),
             };
-            shard.answer(target, answer.unwrap_or_else(|refusal| refusal));
+            shard.settle(vec![(target, answer.unwrap_or_else(|refusal| refusal))]);
             shard.set_barrier(Barrier::None, None);
         });
     }
 
-    async fn run_alone(&self, steps: Steps, connection: Connection) -> Result<Answer, Answer> {
+    async fn run_alone(&self, steps: Steps, target: &mut AnswerTarget) -> Result<Answer, Answer> {
+        let connection = target.answers.connection;
         if let Some(text) = &*self.failed.borrow() {
             return Err(Answer::Failed(text.clone()));
         }
@@ -56,7 +58,7 @@ impl ShardState {
         }
         keys.check_replies()?;
         self.watches.borrow_mut().end(connection);
-        self.write_alone(&keys).await?;
+        self.write_alone(&keys, target).await?;
         Ok(Answer::Executed(answers))
     }
 
@@ -124,7 +126,7 @@ impl ShardState {
     }
 
     /// Writes what a transaction leaves.
-    async fn write_alone(&self, keys: &Keys) -> Result<(), Answer> {
+    async fn write_alone(&self, keys: &Keys, target: &mut AnswerTarget) -> Result<(), Answer> {
         let (batch, _) = keys.batch(self.family);
         if batch.is_empty() {
             return Ok(());
@@ -139,8 +141,29 @@ impl ShardState {
         let all = self.reader.db().keys().map_or(0, |all| all as i64);
         self.write_removing(batch, keys.delta(all)).await?;
         self.write_failed.set(false);
+        if target.tells {
+            target.wrote = keys.written().map(<[u8]>::to_vec).collect();
+        }
+        if self.is_tracked() {
+            self.announce(alone_written(keys, target.answers.connection));
+        }
         Ok(())
     }
+}
+
+/// What a transaction has written.
+fn alone_written(keys: &Keys, author: Connection) -> Vec<Written> {
+    let mut written = Vec::new();
+    if keys.has_cleared() {
+        written.push(Written::All(author));
+    } else {
+        for (start, end) in keys.removed() {
+            let range = KeyRange { start: start.clone(), end: Some(end.clone()) };
+            written.push(Written::Range(range));
+        }
+    }
+    written.extend(keys.written().map(|key| Written::Key(key.into(), author)));
+    written
 }
 
 fn is_counted(reader: &Reader, family: CfId) -> bool {

@@ -18,6 +18,9 @@ pub(super) struct AnswerTarget {
     pub at: u32,
     pub commands: u32,
     pub command: Option<CommandId>,
+    /// The connection wants to know which keys are written; these are.
+    pub tells: bool,
+    pub wrote: Vec<Vec<u8>>,
 }
 
 /// The answers to the commands of one parcel.
@@ -53,7 +56,9 @@ impl ShardState {
         let mut at = 0;
         for change in changes {
             let (commands, command) = (change.commands(), change.command);
-            self.begin(change, AnswerTarget { answers: answers.clone(), at, commands, command });
+            let (tells, wrote) = (change.tells, Vec::new());
+            let answers = answers.clone();
+            self.begin(change, AnswerTarget { answers, at, commands, command, tells, wrote });
             at += commands;
         }
     }
@@ -63,7 +68,12 @@ impl ShardState {
         let mut gathered = self.gathered.borrow_mut();
         if gathered.batch.is_empty() {
             drop(gathered);
-            self.fly(Flight { written: None, built_bytes: 0, answers: vec![(target, answer)] });
+            self.fly(Flight {
+                written: None,
+                authors: Vec::new(),
+                built_bytes: 0,
+                answers: vec![(target, answer)],
+            });
         } else {
             gathered.answers.push((target, answer));
         }
@@ -71,8 +81,11 @@ impl ShardState {
 
     pub(super) fn answer(&self, target: AnswerTarget, answer: Answer) {
         self.count(|stats| stats.changes += 1);
-        let AnswerTarget { answers, at, commands, command } = target;
-        answers.runs.borrow_mut().push(AnswerRun { at, commands, command, answer });
+        let AnswerTarget { answers, at, commands, command, mut wrote, .. } = target;
+        if matches!(answer, Answer::Failed(_)) {
+            wrote.clear();
+        }
+        answers.runs.borrow_mut().push(AnswerRun { at, commands, command, answer, wrote });
         answers.left.set(answers.left.get() - commands);
         if answers.left.get() > 0 {
             return;
@@ -89,6 +102,7 @@ impl ShardState {
     /// other cores, one message for each.
     pub(super) fn end_turn(&self) {
         self.submit();
+        self.send_announcements();
         let Some(posters) = self.posters.get() else { return };
         for (core, answers) in self.outbox.borrow_mut().iter_mut().enumerate() {
             if !answers.is_empty() {
@@ -103,9 +117,10 @@ pub(super) fn split(
     change: Change,
     target: AnswerTarget,
 ) -> impl Iterator<Item = (Change, AnswerTarget)> {
-    let AnswerTarget { answers, at, command, .. } = target;
+    let AnswerTarget { answers, at, command, tells, .. } = target;
     change.split().into_iter().zip(at..).map(move |(change, at)| {
-        (change, AnswerTarget { answers: answers.clone(), at, commands: 1, command })
+        let (answers, wrote) = (answers.clone(), Vec::new());
+        (change, AnswerTarget { answers, at, commands: 1, command, tells, wrote })
     })
 }
 

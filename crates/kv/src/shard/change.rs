@@ -25,6 +25,8 @@ pub struct Change {
     pub(crate) batch: BatchWriter,
     /// The command it is for, if any.
     pub(crate) command: Option<CommandId>,
+    /// Its connection wants to know which keys it writes.
+    pub(crate) tells: bool,
     commands: Commands,
     /// The commands of a transaction. Its batch then has each of their keys once, with what must
     /// be known about it.
@@ -129,7 +131,7 @@ pub enum Answer {
 
 impl Change {
     pub(crate) fn new(kind: Operation, batch: BatchWriter) -> Self {
-        Self { kind, batch, command: None, commands: Commands::ONE, steps: None }
+        Self { kind, batch, command: None, tells: false, commands: Commands::ONE, steps: None }
     }
 
     /// Sets a key, like `SET`. Answered by [`Answer::Ok`].

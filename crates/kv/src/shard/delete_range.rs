@@ -14,6 +14,7 @@ use lsm::{BatchWriter, IterOptions, Op, WriteBatch};
 use reactor::Class;
 
 use crate::shard::ShardState;
+use crate::shard::announce::Written;
 use crate::shard::answers::{AnswerTarget, engine_answer};
 use crate::shard::change::{Answer, Change};
 use crate::shard::turns::Connection;
@@ -106,7 +107,7 @@ impl ShardState {
                 Some(range) => shard.remove(range, connection).await,
                 None => Answer::Integer(0),
             };
-            shard.answer(target, answer);
+            shard.settle(vec![(target, answer)]);
             shard.set_barrier(Barrier::None, None);
         });
     }
@@ -140,7 +141,12 @@ impl ShardState {
         let mut batch = BatchWriter::new();
         batch.delete_range(self.family, &range.start, &end);
         match self.write_removing(batch, -keys).await {
-            Ok(()) => Answer::Integer(keys),
+            Ok(()) => {
+                if self.is_tracked() {
+                    self.announce([Written::Range(range)]);
+                }
+                Answer::Integer(keys)
+            }
             Err(answer) => answer,
         }
     }

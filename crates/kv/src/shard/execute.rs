@@ -157,7 +157,17 @@ struct KeyState {
     /// It existed before the transaction.
     existed: bool,
     now: OldValue,
-    written: bool,
+    /// The number of its first write among those of the transaction.
+    written: Option<u32>,
+}
+
+impl KeyState {
+    fn write(&mut self, writes: &mut u32) {
+        if self.written.is_none() {
+            self.written = Some(*writes);
+            *writes += 1;
+        }
+    }
 }
 
 /// The keys of a transaction, and what its commands have left.
@@ -167,6 +177,8 @@ pub(super) struct Keys {
     /// that are not among these.
     removed: Vec<(Vec<u8>, Vec<u8>)>,
     removed_keys: i64,
+    /// Keys written so far.
+    writes: u32,
     /// Every key was removed.
     cleared: bool,
     /// Bytes of values read, and of values built and answered.
@@ -186,6 +198,7 @@ impl Keys {
             states: BTreeMap::new(),
             removed: Vec::new(),
             removed_keys: 0,
+            writes: 0,
             cleared: false,
             read_bytes: 0,
             bytes: 0,
@@ -197,7 +210,7 @@ impl Keys {
 
     /// Notes what was known about a key before the transaction.
     pub fn insert(&mut self, key: &[u8], old: OldValue) {
-        let state = KeyState { existed: old.exists(), now: old, written: false };
+        let state = KeyState { existed: old.exists(), now: old, written: None };
         self.states.insert(key.to_vec(), state);
     }
 
@@ -256,7 +269,7 @@ impl Keys {
         for (_, state) in self.states.iter_mut().filter(|(key, _)| range.has(key)) {
             count += i64::from(state.now.exists());
             state.now = OldValue::Missing;
-            state.written = true;
+            state.write(&mut self.writes);
         }
         if others > 0 {
             self.removed_keys += others;
@@ -376,7 +389,7 @@ impl Keys {
             }
             if let Some(state) = self.states.get_mut(key) {
                 state.now = value;
-                state.written = true;
+                state.write(&mut self.writes);
             }
         }
         Ok(answer)
@@ -405,10 +418,10 @@ impl Keys {
         if let Some(state) = self.states.get_mut(target) {
             if !result.is_empty() {
                 state.now = OldValue::Value(result);
-                state.written = true;
+                state.write(&mut self.writes);
             } else if state.now.exists() {
                 state.now = OldValue::Missing;
-                state.written = true;
+                state.write(&mut self.writes);
             }
         }
         Ok(Answer::Integer(length))
@@ -429,7 +442,7 @@ impl Keys {
         for (start, end) in &self.removed {
             batch.delete_range(family, start, end);
         }
-        for (key, state) in self.states.iter().filter(|(_, state)| state.written) {
+        for (key, state) in self.in_order() {
             match &state.now {
                 OldValue::Value(value) => batch.put(family, key, value),
                 _ => batch.delete(family, key),
@@ -439,9 +452,22 @@ impl Keys {
         (batch, old)
     }
 
-    /// The keys that it writes.
+    /// The keys that it writes, in the order of their first writes.
+    fn in_order(&self) -> Vec<(&Vec<u8>, &KeyState)> {
+        let written = self.states.iter().filter(|(_, state)| state.written.is_some());
+        let mut written: Vec<_> = written.collect();
+        written.sort_unstable_by_key(|(_, state)| state.written);
+        written
+    }
+
+    /// Whether every key was removed.
+    pub fn has_cleared(&self) -> bool {
+        self.cleared
+    }
+
+    /// The keys that it writes, in order.
     pub fn written(&self) -> impl Iterator<Item = &[u8]> {
-        self.states.iter().filter(|(_, state)| state.written).map(|(key, _)| &key[..])
+        self.in_order().into_iter().map(|(key, _)| &key[..])
     }
 
     /// The ranges that it removes.

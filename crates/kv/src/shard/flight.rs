@@ -15,12 +15,15 @@ use crate::shard::answers::AnswerTarget;
 use crate::shard::change::{Answer, entries};
 use crate::shard::modify::OldValue;
 use crate::shard::overlay::{Key, Newest, Ticket};
+use crate::shard::turns::Connection;
 use crate::shard::{KEPT_BYTES_MAX, ShardState};
 
 /// Changes that have been made, with their answers.
 pub(super) struct Flight {
     /// `None` if there was nothing to write.
     pub written: Option<(Ticket, Written, Vec<Key>)>,
+    /// The connections that have written the keys, with the number of keys of each.
+    pub authors: Vec<(Connection, usize)>,
     pub built_bytes: usize,
     pub answers: Vec<(AnswerTarget, Answer)>,
 }
@@ -32,6 +35,7 @@ pub(super) struct Gathered {
     /// The amount by which they change the number of keys.
     delta: i64,
     keys: Vec<Key>,
+    authors: Vec<(Connection, usize)>,
     built_bytes: usize,
     pub answers: Vec<(AnswerTarget, Answer)>,
 }
@@ -44,7 +48,7 @@ impl ShardState {
         mut batch: BatchWriter,
         old: &[OldValue],
         built_bytes: usize,
-        (target, answer): (AnswerTarget, Answer),
+        (mut target, answer): (AnswerTarget, Answer),
     ) {
         let ticket = self.ticket.get() + 1;
         let small = matches!(
@@ -55,6 +59,7 @@ impl ShardState {
         let mut overlay = self.overlay.borrow_mut();
         let mut known = self.known.borrow_mut();
         let mut watches = self.watches.borrow_mut();
+        let keys_before = gathered.keys.len();
         for ((key, value), old) in entries(&mut batch).zip(old) {
             let print = self.print(key);
             // A key that the batch names twice has the state that the first operation left.
@@ -64,6 +69,9 @@ impl ShardState {
             };
             known.set(print, value.is_some());
             watches.touch(print);
+            if target.tells {
+                target.wrote.push(key.to_vec());
+            }
             gathered.delta += i64::from(value.is_some()) - i64::from(before);
             let newest = match value {
                 None => Newest::Missing,
@@ -73,6 +81,14 @@ impl ShardState {
                 Some(_) => Newest::There,
             };
             gathered.keys.push(overlay.write(key, print, ticket, newest));
+        }
+        let keys = gathered.keys.len() - keys_before;
+        if lsm::mutant("writes_are_announced_early") {
+            self.announce_keys(&gathered.keys[keys_before..], &[(target.answers.connection, keys)]);
+        }
+        match gathered.authors.last_mut() {
+            Some((last, count)) if *last == target.answers.connection => *count += keys,
+            _ => gathered.authors.push((target.answers.connection, keys)),
         }
         if gathered.batch.is_empty() && self.family == FAMILY {
             gathered.batch = batch;
@@ -92,7 +108,7 @@ impl ShardState {
 
     /// Hands the gathered changes to the engine.
     pub(super) fn submit(&self) {
-        let Gathered { batch, delta, keys, built_bytes, answers } = self.gathered.take();
+        let Gathered { batch, delta, keys, authors, built_bytes, answers } = self.gathered.take();
         if batch.is_empty() {
             return;
         }
@@ -102,7 +118,8 @@ impl ShardState {
         match self.writer.submit(batch, self.counted(delta)) {
             Ok(written) => {
                 self.ticket.set(ticket);
-                self.fly(Flight { written: Some((ticket, written, keys)), built_bytes, answers });
+                let written = Some((ticket, written, keys));
+                self.fly(Flight { written, authors, built_bytes, answers });
             }
             Err(error) => {
                 let answer = self.fail(&error);
@@ -142,7 +159,7 @@ impl ShardState {
             Ok(written) => {
                 let written = Some((self.ticket.get(), written, Vec::new()));
                 let answers = vec![(target, Answer::Ok)];
-                self.fly(Flight { written, built_bytes: 0, answers });
+                self.fly(Flight { written, authors: Vec::new(), built_bytes: 0, answers });
             }
             Err(error) => {
                 self.save_failed.set(true);
@@ -157,10 +174,7 @@ impl ShardState {
         let mut flights = self.flights.borrow_mut();
         if flight.written.is_none() && flights.is_empty() {
             drop(flights);
-            for (target, answer) in flight.answers {
-                self.answer(target, answer);
-            }
-            return;
+            return self.settle(flight.answers);
         }
         flights.push_back(flight);
         if flights.len() == 1
@@ -211,9 +225,15 @@ impl ShardState {
                 Ok(_) if flight.written.is_some() => None,
                 Ok(_) => failed,
             };
-            for (target, answer) in flight.answers {
-                self.answer(target, failed.clone().unwrap_or(answer));
+            if let (Some((_, _, keys)), Ok(_)) = (&flight.written, &result)
+                && !lsm::mutant("writes_are_announced_early")
+            {
+                self.announce_keys(keys, &flight.authors);
             }
+            let answers = flight.answers.into_iter();
+            let answers =
+                answers.map(|(target, answer)| (target, failed.clone().unwrap_or(answer)));
+            self.settle(answers.collect());
         }
         if any {
             self.changed.notify_all();

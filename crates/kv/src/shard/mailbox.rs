@@ -14,8 +14,11 @@ use crate::client::write_room::PARCELS_MAX;
 use crate::core::ask::Posters;
 use crate::core::node::NodeState;
 use crate::shard::answers::Origin;
-use crate::shard::parcel::Parcel;
+use crate::shard::parcel::{Delivery, Parcel};
 use crate::shard::{BUILT_BYTES_MAX, Shard};
+
+/// Most deliveries of one core on their way: parcels, a report, and one that the core has ended.
+const DELIVERIES_MAX: usize = PARCELS_MAX + 2;
 
 /// Parcels taken from the mailbox in one go.
 const PARCELS_PER_TURN: usize = 256;
@@ -28,15 +31,17 @@ impl Shard {
         let settings = node.settings();
         shard.value_bytes_max.set(settings.value_bytes_max());
         shard.built_bytes_max.set(settings.writes_bytes_max.min(BUILT_BYTES_MAX));
-        let (posting, mut owner) = mailbox(PARCELS_MAX);
+        let (posting, mut owner) = mailbox(DELIVERIES_MAX);
         let (opened, owner_core) = (node.clone(), self.0.core.id());
         let task = self.0.core.spawn(Class::Foreground, async move {
             poll_fn(|cx| {
                 // A task has the same waker every time, so the first one stays valid.
                 opened.open_shard(owner_core, &posting, cx.waker());
-                let more = owner.take(PARCELS_PER_TURN, &mut |parcel: Parcel| {
-                    let origin = Origin::Core { core: parcel.core, number: parcel.number };
-                    shard.accept(parcel.connection, parcel.changes, origin);
+                let more = owner.take(PARCELS_PER_TURN, &mut |delivery| match delivery {
+                    Delivery::Parcel(Parcel { core, number, connection, changes }) => {
+                        shard.accept(connection, changes, Origin::Core { core, number });
+                    }
+                    Delivery::Heard { core, number } => shard.heard(core, number),
                 });
                 shard.end_turn();
                 if more == Scheduled::Yes {

@@ -10,6 +10,7 @@ use reactor::Class;
 use crate::command::operation::{Operation, Transfer};
 use crate::settings::FAMILY;
 use crate::shard::ShardState;
+use crate::shard::announce::Written;
 use crate::shard::answers::{AnswerTarget, engine_answer, split};
 use crate::shard::change::{Answer, Change, entries};
 use crate::shard::delete_range::Barrier;
@@ -91,11 +92,14 @@ impl ShardState {
             let answer = match cleared {
                 Ok(_) => {
                     shard.known.borrow_mut().clear();
+                    if shard.is_tracked() {
+                        shard.announce([Written::All(target.answers.connection)]);
+                    }
                     Answer::Ok
                 }
                 Err(error) => shard.fail(&error),
             };
-            shard.answer(target, answer);
+            shard.settle(vec![(target, answer)]);
             shard.set_barrier(Barrier::None, None);
         });
     }
@@ -237,12 +241,15 @@ fn transfer(how: Transfer, mut batch: BatchWriter, old: &mut Vec<OldValue>) -> M
         _ => {}
     }
     let value = mem::replace(source, OldValue::There).into_bytes();
-    let mut made = modify::put(to, &value);
+    let mut made = BatchWriter::new();
     if how.moves() {
+        // Tracked connections hear of them in Redis's order.
         made.delete(FAMILY, from);
+        old.swap(0, 1);
     } else {
         old.truncate(1);
     }
+    made.put(FAMILY, to, &value);
     let answer = if how == Transfer::Rename { Answer::Ok } else { Answer::Integer(1) };
     MadeChange { batch: Some(made), answer, built_bytes: value.len() }
 }
@@ -287,10 +294,10 @@ mod tests {
     #[test]
     fn a_key_gets_the_value_of_another_in_one_batch() {
         let value = || OldValue::Value(b"v".to_vec());
-        let (both, copied) = (vec!["b=v".to_owned(), "a=-".to_owned()], vec!["b=v".to_owned()]);
+        let (both, copied) = (vec!["a=-".to_owned(), "b=v".to_owned()], vec!["b=v".to_owned()]);
         for (how, written, answer, before) in [
-            (Transfer::Rename, both.clone(), Answer::Ok, vec![false, true]),
-            (Transfer::RenameIfNone, both.clone(), Answer::Integer(1), vec![false, true]),
+            (Transfer::Rename, both.clone(), Answer::Ok, vec![true, false]),
+            (Transfer::RenameIfNone, both.clone(), Answer::Integer(1), vec![true, false]),
             (Transfer::Copy, copied.clone(), Answer::Integer(1), vec![false]),
             (Transfer::CopyOver, copied.clone(), Answer::Integer(1), vec![false]),
         ] {

@@ -17,7 +17,8 @@
 //!    `BITOP` and a long `RESTORE` are computed in steps ([`long`]).
 //! 4. When the engine reports that a batch is durable and visible, its answers are ready. An answer
 //!    that needed no write waits for all writes before it, because it may depend on them. When all
-//!    commands of a parcel have theirs ([`answers`]), the answers are sent back.
+//!    commands of a parcel have theirs ([`answers`]), the answers are sent back. Where connections
+//!    are tracked, the answers wait until these are told what was written ([`announce`]).
 //!
 //! Invariants: changes of one key, and changes of one connection, are made in the order in which
 //! they arrived; what an answer reports is durable; where the engine counts keys, each batch says
@@ -33,6 +34,7 @@
 //! Uses `client` and `command`; `mailbox` also uses `core`, in the circle that `core` names.
 
 pub(crate) mod alone;
+pub(crate) mod announce;
 mod answers;
 pub(crate) mod change;
 pub(crate) mod delete_range;
@@ -66,6 +68,7 @@ use twox_hash::XxHash3_128;
 
 use crate::core::ask::Posters;
 use crate::settings::FAMILY;
+use crate::shard::announce::{Announcements, Written};
 use crate::shard::answers::{AnswerTarget, Origin};
 use crate::shard::change::{Answer, Change, VALUE_BYTES_MAX};
 use crate::shard::delete_range::Barrier;
@@ -113,6 +116,7 @@ struct ShardState {
     overlay: RefCell<Overlay<Job>>,
     known: RefCell<KnownKeys>,
     watches: RefCell<Watches>,
+    announcements: RefCell<Announcements>,
     /// Seed of the keys' hashes, so that clients cannot choose keys that collide.
     seed: u64,
     /// Small changes made in this turn, which go to the engine as one batch at its end.
@@ -213,6 +217,7 @@ impl Shard {
             overlay: RefCell::default(),
             known: RefCell::new(KnownKeys::new(known_bytes, is_empty)),
             watches: RefCell::default(),
+            announcements: RefCell::default(),
             seed: core.random_u64(),
             gathered: RefCell::default(),
             flights: RefCell::default(),
@@ -308,6 +313,7 @@ impl Shard {
             let done = shard.writer.finish_ingestion(ingestion).await;
             shard.known.borrow_mut().forget();
             shard.watches.borrow_mut().touch_all();
+            shard.announce([Written::All(CALLER)]);
             shard.set_barrier(Barrier::None, None);
             done
         };
@@ -325,6 +331,8 @@ impl Shard {
     ) -> lsm::Result<u64> {
         let loaded = self.0.writer.bulk_load(self.0.family, next).await;
         self.0.known.borrow_mut().forget();
+        self.0.announce([Written::All(CALLER)]);
+        self.0.end_turn();
         loaded
     }
 
@@ -453,6 +461,7 @@ impl Shard {
 
     async fn end(&self) {
         let shard = &self.0;
+        shard.stop_announcing();
         let is_free = || matches!(*shard.barrier.borrow(), Barrier::None);
         let is_done = || shard.is_idle() && is_free();
         let done = timeout(&shard.core, CLOSE_NS, shard.changed.wait_until(is_done)).await;

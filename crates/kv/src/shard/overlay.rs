@@ -27,6 +27,12 @@ pub(crate) struct Key {
     bytes: Rc<[u8]>,
 }
 
+impl Key {
+    pub fn bytes(&self) -> &[u8] {
+        &self.bytes
+    }
+}
+
 /// What the last write of a key left.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Newest {

@@ -20,6 +20,16 @@ pub(crate) struct Parcel {
     pub changes: Vec<Change>,
 }
 
+/// What arrives in the shard's mailbox.
+pub(crate) enum Delivery {
+    Parcel(Parcel),
+    /// A core has heard the announcements up to a number: see `announce`.
+    Heard {
+        core: usize,
+        number: u64,
+    },
+}
+
 /// The answer that consecutive commands of a parcel share.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct AnswerRun {
@@ -29,6 +39,8 @@ pub(crate) struct AnswerRun {
     /// The command they all are, where that is known.
     pub command: Option<CommandId>,
     pub answer: Answer,
+    /// The keys that it has written, where its connection wants to know them.
+    pub wrote: Vec<Vec<u8>>,
 }
 
 /// Answers to parcels of one core, by the numbers of their slots there.

@@ -3,5 +3,6 @@
 mod order;
 mod simulated;
 mod stage;
+mod tracking;
 mod transactions;
 mod writes;

@@ -290,7 +290,15 @@ async fn open_database(
     let clients_max = clients_max(core.cores(), descriptors_max(), first_free)?;
     let password = config.password.clone();
     let debug_commands = config.debug_commands;
-    let settings = kv::Settings { family, password, clients_max, debug_commands, ..budget.door() };
+    let redis_version = config.redis_version.to_string();
+    let settings = kv::Settings {
+        family,
+        password,
+        clients_max,
+        debug_commands,
+        redis_version,
+        ..budget.door()
+    };
     let door = kv::NodeState::new(core.cores(), settings, description);
     let shard = writer
         .map(|writer| Shard::with_memory(core, db.attach(core), writer, family, budget.known_keys));

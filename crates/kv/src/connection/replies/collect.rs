@@ -8,6 +8,8 @@ use reactor::{Class, JoinHandle};
 use resp::{Protocol, Writer};
 
 use crate::client::gauge::Share;
+use crate::client::tracking::{Named, append_own, write_invalidation};
+use crate::command::spec::CommandId;
 use crate::connection::replies::pending::{
     Answer, Found, FoundMany, PendingReply, answer_bytes, count_hit, write_one,
 };
@@ -304,7 +306,10 @@ impl Replies {
             return Progress::Pending;
         };
         let Poll::Ready(answers) = slot.poll(cx) else { return Progress::Pending };
-        let answer = answers.into_iter().next().map_or(WriteAnswer::Null, |run| run.answer);
+        let run = answers.into_iter().next();
+        let (answer, wrote) =
+            run.map_or((WriteAnswer::Null, Vec::new()), |run| (run.answer, run.wrote));
+        self.wrote = wrote;
         self.executed = Some((answer, admitted.take()));
         self.pending.pop_front();
         Progress::Moved
@@ -356,7 +361,7 @@ impl Replies {
     }
 
     fn write_answers(&mut self, answers: Vec<AnswerRun>, protocol: Protocol, silent: bool) {
-        for AnswerRun { commands, command, answer, .. } in answers {
+        for AnswerRun { commands, command, answer, wrote, .. } in answers {
             if let WriteAnswer::Bulk(value) | WriteAnswer::Old(Some(value)) = &answer {
                 self.value_bytes = value.len().max(self.value_bytes - self.value_bytes / 16);
             }
@@ -370,13 +375,41 @@ impl Replies {
                 self.state.count(|stats| stats.errors += u64::from(commands));
                 self.state.commands.failed(command, commands.into());
             }
-            if silent {
-                continue;
+            if !silent {
+                let mut writer = Writer::new(self.output.tail(), protocol);
+                for _ in 0..commands {
+                    write_answer(&answer, &mut writer);
+                }
             }
-            let mut writer = Writer::new(self.output.tail(), protocol);
-            for _ in 0..commands {
-                write_answer(&answer, &mut writer);
+            if self.client.tracking.is_on() {
+                let clears = matches!(command, Some(CommandId::Flushall | CommandId::Flushdb));
+                let all = clears && answer == WriteAnswer::Ok;
+                self.tell_of_own(&wrote, all, protocol);
             }
+        }
+    }
+
+    /// Tells a tracked connection of the keys that it has written itself, right after the reply.
+    fn tell_of_own(&mut self, wrote: &[Vec<u8>], all: bool, protocol: Protocol) {
+        let (tracking, id) = (&self.client.tracking, self.client.id);
+        let Some(tracked) = tracking.tracked().filter(|_| tracking.tells_itself(id)) else {
+            return;
+        };
+        let form = tracking.form(protocol, tracked.redirect != 0);
+        if all && let Some(form) = form {
+            write_invalidation(self.output.tail(), form, Named::All);
+        }
+        let mut own = Vec::new();
+        for key in wrote.iter().filter(|_| !tracked.broadcast) {
+            if self.state.tracking.forget(key, id)
+                && !tracked.no_loop
+                && let Some(form) = form
+            {
+                write_invalidation(&mut own, form, Named::Keys(&[key]));
+            }
+        }
+        if let Some(form) = form {
+            append_own(self.output.tail(), form, &own);
         }
     }
 

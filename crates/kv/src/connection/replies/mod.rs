@@ -96,6 +96,8 @@ pub(crate) struct Replies {
     reserved: Option<Share>,
     /// The answer to the transaction that was in flight, and the memory taken for its replies.
     executed: Option<(Answer, Option<Share>)>,
+    /// The keys that it has written, where the connection wants to know them.
+    pub wrote: Vec<Vec<u8>>,
 }
 
 impl Drop for Replies {
@@ -133,6 +135,7 @@ impl Replies {
             slow: false,
             reserved: None,
             executed: None,
+            wrote: Vec::new(),
         }
     }
 
@@ -300,6 +303,19 @@ impl Replies {
             write(output);
             self.pending_bytes += output.len() - bytes;
             self.pending_pinned_bytes += output.pinned_bytes() - pinned_bytes;
+        }
+    }
+
+    /// Whether messages that no command asked for may be sent.
+    pub fn may_push(&self) -> bool {
+        self.unsent_bytes() <= self.unsent_bytes_max()
+    }
+
+    /// Appends messages that no command asked for, after the replies that have been begun.
+    pub fn push(&mut self, messages: &[u8]) {
+        match lsm::mutant("invalidations_overtake_replies") {
+            true => self.output.tail().extend_from_slice(messages),
+            false => self.append(|output| output.tail().extend_from_slice(messages)),
         }
     }
 
