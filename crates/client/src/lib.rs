@@ -73,6 +73,8 @@ mod cache;
 mod command;
 mod error;
 mod options;
+mod seal;
+mod tls;
 mod wire;
 
 pub use asynchronous::{Client, Range, Transaction};
@@ -82,3 +84,4 @@ pub use cache::CacheStats;
 pub use command::Entry;
 pub use error::{Error, ErrorKind, Result};
 pub use options::Options;
+pub use tls::Tls;

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use crate::cache::BYTES_MIN;
 use crate::error::{Error, ErrorKind, Result};
+use crate::tls::{Ready, Tls};
 
 /// How a client connects and behaves; a builder.
 ///
@@ -37,6 +38,7 @@ pub struct Options {
     pub(crate) cache_bytes: usize,
     pub(crate) staleness_max: Duration,
     pub(crate) reply_bytes_max: usize,
+    pub(crate) tls: Option<Tls>,
 }
 
 impl Default for Options {
@@ -51,6 +53,7 @@ impl Default for Options {
             cache_bytes: 0,
             staleness_max: Duration::from_secs(3),
             reply_bytes_max: 1 << 30,
+            tls: None,
         }
     }
 }
@@ -123,10 +126,18 @@ impl Options {
         self
     }
 
+    /// Speaks TLS with the server; off by default. The scheme `rediss` of an address does it too,
+    /// with the default [`Tls`] unless this is given. It needs the feature `tls` of the crate.
+    pub fn tls(mut self, tls: Tls) -> Options {
+        self.tls = Some(tls);
+        self
+    }
+
     /// Connects a [`Client`](crate::Client), which needs a tokio runtime with I/O and time.
     ///
-    /// The address is `HOST:PORT`, or `redis://[[USER]:PASSWORD@]HOST[:PORT][/DATABASE]`. The host
-    /// is a name, an IPv4 address, or an IPv6 address in brackets.
+    /// The address is `HOST:PORT`, or `redis://[[USER]:PASSWORD@]HOST[:PORT][/DATABASE]`, or
+    /// `rediss://` for [TLS](Options::tls). The host is a name, an IPv4 address, or an IPv6 address
+    /// in brackets.
     ///
     /// # Errors
     /// [`ErrorKind::Unreachable`], [`ErrorKind::Timeout`], [`ErrorKind::Denied`] for a wrong
@@ -166,7 +177,8 @@ impl Options {
         if self.user.is_some() && self.password.is_none() {
             return Err(invalid("a user needs a password"));
         }
-        Ok(Target { options: self, address })
+        let tls = self.tls.as_ref().map(|tls| tls.ready(&address)).transpose()?;
+        Ok(Target { options: self, address, tls })
     }
 
     /// Takes what an address says besides host and port.
@@ -177,6 +189,10 @@ impl Options {
         };
         let (rest, is_url) = match text.split_once("://") {
             Some(("redis", rest)) => (rest, true),
+            Some(("rediss", rest)) => {
+                self.tls.get_or_insert_default();
+                (rest, true)
+            }
             Some((scheme, _)) => return Err(wrong(&format!("unknown scheme \"{scheme}\""))),
             None => (text, false),
         };
@@ -256,6 +272,7 @@ impl fmt::Debug for Options {
             .field("cache_bytes", &self.cache_bytes)
             .field("staleness_max", &self.staleness_max)
             .field("reply_bytes_max", &self.reply_bytes_max)
+            .field("tls", &self.tls)
             .finish()
     }
 }
@@ -282,6 +299,9 @@ impl fmt::Display for Address {
 pub(crate) struct Target {
     pub options: Options,
     pub address: Address,
+    /// `None`: no TLS.
+    #[cfg_attr(not(feature = "tls"), allow(dead_code, reason = "there is none"))]
+    pub tls: Option<Ready>,
 }
 
 impl Target {

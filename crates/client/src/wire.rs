@@ -6,27 +6,30 @@
 use resp::{Decoder, DecoderLimits, Reply};
 
 use crate::error::{Error, ErrorKind, Result};
-use crate::options::Options;
+use crate::options::{Options, Target};
+use crate::seal::Seal;
 
-/// Decodes what the server sends.
+/// Encodes what is sent, and decodes what the server sends.
 #[derive(Debug)]
 pub(crate) struct Wire {
+    pub seal: Seal,
     decoder: Decoder,
 }
 
 impl Wire {
-    pub fn new(options: &Options) -> Wire {
+    pub fn new(target: &Target) -> Result<Wire> {
+        let options = &target.options;
         let limits = DecoderLimits {
             bulk_bytes_max: options.reply_bytes_max,
             reply_bytes_max: options.reply_bytes_max,
             ..DecoderLimits::default()
         };
-        Wire { decoder: Decoder::new(limits) }
+        Ok(Wire { seal: Seal::new(target)?, decoder: Decoder::new(limits) })
     }
 
     /// Takes bytes that were received.
-    pub fn feed(&mut self, bytes: &[u8]) {
-        self.decoder.feed(bytes);
+    pub fn feed(&mut self, bytes: &[u8]) -> Result<()> {
+        self.seal.open(bytes, &mut self.decoder)
     }
 
     /// The next reply or message, if it has arrived whole.

@@ -22,6 +22,7 @@
 //!
 //! The task ends when all handles are gone and nothing is pending.
 
+use std::borrow::Cow;
 use std::collections::VecDeque;
 use std::future::{Future, poll_fn};
 use std::io;
@@ -41,6 +42,7 @@ use crate::cache::Cache;
 use crate::command::{Class, Command, settle};
 use crate::error::{Error, Result};
 use crate::options::Target;
+use crate::seal::Seal;
 
 /// Requests that wait in the inbox, and as many that wait for their replies.
 pub(super) const REQUESTS_MAX: usize = 1024;
@@ -179,6 +181,7 @@ impl Driver {
     async fn serve(&mut self, mut socket: Socket) -> (Ended, Option<Error>) {
         let mut state = Serving {
             cache: self.cache.clone(),
+            seal: socket.wire.seal.clone(),
             pending: VecDeque::new(),
             out: Vec::new(),
             out_at: 0,
@@ -194,7 +197,11 @@ impl Driver {
         let error = loop {
             while state.has_room() {
                 match self.again.pop_front() {
-                    Some(request) => state.take(request),
+                    Some(request) => {
+                        if let Err(error) = state.take(request) {
+                            return (state.end(), Some(error));
+                        }
+                    }
                     None => break,
                 }
             }
@@ -222,15 +229,15 @@ impl Driver {
             });
             let outcome = match event.await {
                 Event::Request(Some(request)) => {
-                    state.take(*request);
-                    while state.has_room() {
+                    let mut taken = state.take(*request);
+                    while taken.is_ok() && state.has_room() {
                         match self.inbox.try_recv() {
-                            Ok(request) => state.take(request),
+                            Ok(request) => taken = state.take(request),
                             Err(_) => break,
                         }
                     }
                     // Most often the socket can take them at once.
-                    state.write(&socket)
+                    taken.and_then(|()| state.write(&socket))
                 }
                 Event::Request(None) => {
                     state.ended = true;
@@ -245,10 +252,7 @@ impl Driver {
                     let now = std::time::Instant::now();
                     match state.is_dead(now, timeout) {
                         true => Err(Error::timeout()),
-                        false => {
-                            state.ping_if_due(now);
-                            state.write(&socket)
-                        }
+                        false => state.ping_if_due(now).and_then(|()| state.write(&socket)),
                     }
                 }
             };
@@ -278,6 +282,7 @@ struct Ended {
 /// The state of a connection.
 struct Serving {
     cache: Option<Arc<Cache>>,
+    seal: Seal,
     pending: VecDeque<Pending>,
     out: Vec<u8>,
     out_at: usize,
@@ -299,18 +304,23 @@ impl Serving {
         self.pending.len() < REQUESTS_MAX && self.out.len() - self.out_at < OUT_BYTES_MAX
     }
 
-    fn take(&mut self, request: Request) {
+    fn take(&mut self, request: Request) -> Result<()> {
         let repeated = request.state.0.load(Ordering::Acquire) == SENT;
         if (!repeated && !request.state.change(SENT)) || request.back.is_closed() {
             // It was not sent, or only reads.
-            return;
+            return Ok(());
         }
         let wanted = request.command.replies;
-        let bytes = request.command.bytes.clone();
-        self.append(&bytes, wanted, Some(request));
+        let sealed = self.seal.seal(&request.command.bytes).map(Cow::into_owned);
+        self.append(sealed, wanted, Some(request))
     }
 
-    fn append(&mut self, bytes: &[u8], replies_wanted: usize, request: Option<Request>) {
+    fn append(
+        &mut self,
+        sealed: Result<Vec<u8>>,
+        replies_wanted: usize,
+        request: Option<Request>,
+    ) -> Result<()> {
         if self.out_at > 0 {
             self.out.drain(..self.out_at);
             self.out_at = 0;
@@ -326,7 +336,8 @@ impl Serving {
             begin: self.written + self.out.len() as u64,
             sent: now,
         });
-        self.out.extend_from_slice(bytes);
+        self.out.extend_from_slice(&sealed?);
+        Ok(())
     }
 
     fn write(&mut self, socket: &Socket) -> Result<()> {
@@ -354,7 +365,8 @@ impl Serving {
                 Ok(0) => return Err(Error::ended()),
                 Ok(count) => {
                     self.heard = std::time::Instant::now();
-                    socket.wire.feed(&buffer[..count]);
+                    socket.wire.feed(&buffer[..count])?;
+                    self.out.extend_from_slice(&self.seal.seal(&[])?);
                     while let Some(reply) = socket.wire.next()? {
                         self.received(reply)?;
                     }
@@ -411,11 +423,14 @@ impl Serving {
         !self.pending.is_empty() && now >= self.heard + timeout
     }
 
-    fn ping_if_due(&mut self, now: std::time::Instant) {
-        let Some(cache) = &self.cache else { return };
+    fn ping_if_due(&mut self, now: std::time::Instant) -> Result<()> {
+        let Some(cache) = &self.cache else { return Ok(()) };
         if self.pending.is_empty() && now >= self.renewed + cache.heartbeat() {
-            self.append(&Command::read(&[b"PING"]).bytes, 1, None);
+            let ping = Command::read(&[b"PING"]);
+            let sealed = self.seal.seal(&ping.bytes).map(Cow::into_owned);
+            return self.append(sealed, 1, None);
         }
+        Ok(())
     }
 }
 

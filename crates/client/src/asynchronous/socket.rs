@@ -44,7 +44,7 @@ impl Socket {
     async fn begin(target: &Target, tracks: bool) -> Result<Socket> {
         let stream = open(target).await?;
         stream.set_nodelay(true).map_err(|error| Error::broken(&error))?;
-        let mut socket = Socket { stream, wire: Wire::new(&target.options), is_between: false };
+        let mut socket = Socket { stream, wire: Wire::new(target)?, is_between: false };
         let greeting = Greeting::new(&target.options, tracks);
         let replies = socket.run(&greeting.bytes, greeting.replies).await;
         greeting.check(&replies.map_err(|lost| lost.error)?)?;
@@ -85,6 +85,8 @@ impl Socket {
             return Err(Lost { sent: false, error });
         }
         self.is_between = true;
+        let unsent = |error| Lost { sent: false, error };
+        let mut request = self.wire.seal.seal(request).map_err(unsent)?;
         let (mut at, mut found) = (0, Vec::with_capacity(replies.min(1024)));
         let mut buffer = vec![0; BUFFER_BYTES];
         loop {
@@ -116,7 +118,16 @@ impl Socket {
             if ready.is_readable() {
                 match self.stream.try_read(&mut buffer) {
                     Ok(0) => return Err(Lost { sent: at > 0, error: refusal(&found) }),
-                    Ok(count) => self.wire.feed(&buffer[..count]),
+                    Ok(count) => {
+                        let lost = |error| Lost { sent: true, error };
+                        self.wire.feed(&buffer[..count]).map_err(lost)?;
+                        // What TLS answers by itself, and the request, if it waited for the
+                        // handshake.
+                        let more = self.wire.seal.seal(&[]).map_err(lost)?;
+                        if !more.is_empty() {
+                            request.to_mut().extend_from_slice(&more);
+                        }
+                    }
                     Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                     Err(error) => {
                         return Err(Lost { sent: at > 0, error: Error::broken(&error) });

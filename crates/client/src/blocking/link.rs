@@ -26,6 +26,7 @@ use crate::cache::Cache;
 use crate::command::{Command, Touches, settle};
 use crate::error::{Error, Result};
 use crate::options::Target;
+use crate::seal::Seal;
 
 /// Requests that wait for their replies.
 const PENDING_MAX: usize = 4096;
@@ -46,11 +47,18 @@ struct Queue {
     closed: bool,
 }
 
+/// The sending side.
+#[derive(Debug)]
+struct Writer {
+    stream: TcpStream,
+    seal: Seal,
+}
+
 #[derive(Debug)]
 pub(super) struct Link {
     target: Arc<Target>,
     cache: Arc<Cache>,
-    writer: Mutex<Option<TcpStream>>,
+    writer: Mutex<Option<Writer>>,
     queue: Mutex<Queue>,
     changed: Condvar,
 }
@@ -109,9 +117,9 @@ impl Link {
         self.changed.notify_all();
         // Its read ends.
         if let Ok(writer) = self.writer.try_lock()
-            && let Some(stream) = writer.as_ref()
+            && let Some(writer) = writer.as_ref()
         {
-            let _ = stream.shutdown(Shutdown::Both);
+            let _ = writer.stream.shutdown(Shutdown::Both);
         }
     }
 
@@ -140,7 +148,7 @@ impl Link {
     }
 
     /// The right to write. Another thread may have it for as long as the server takes nothing.
-    fn writer(&self, deadline: Instant) -> Result<MutexGuard<'_, Option<TcpStream>>> {
+    fn writer(&self, deadline: Instant) -> Result<MutexGuard<'_, Option<Writer>>> {
         let mut turns = 0_u32;
         loop {
             match self.writer.try_lock() {
@@ -157,13 +165,16 @@ impl Link {
     }
 
     /// Writes a request that is queued. If that fails, the link is at its end.
-    fn write(&self, writer: &mut Option<TcpStream>, bytes: &[u8]) {
+    fn write(&self, writer: &mut Option<Writer>, bytes: &[u8]) {
         let failed = match writer.as_mut() {
-            Some(stream) => stream.write_all(bytes).is_err(),
+            Some(writer) => match writer.seal.seal(bytes) {
+                Ok(sealed) => writer.stream.write_all(&sealed).is_err(),
+                Err(_) => true,
+            },
             None => false,
         };
-        if failed && let Some(stream) = writer.take() {
-            let _ = stream.shutdown(Shutdown::Both);
+        if failed && let Some(writer) = writer.take() {
+            let _ = writer.stream.shutdown(Shutdown::Both);
         }
     }
 
@@ -182,7 +193,8 @@ impl Link {
         stream.set_read_timeout(Some(turn.max(Duration::from_millis(1)))).map_err(broken)?;
         // No read misses the cache before this; the greeting has turned tracking on.
         self.cache.open(sent);
-        *self.writer.lock().unwrap_or_else(PoisonError::into_inner) = Some(stream);
+        let seal = socket.wire.seal.clone();
+        *self.writer.lock().unwrap_or_else(PoisonError::into_inner) = Some(Writer { stream, seal });
         Ok(socket)
     }
 
@@ -258,7 +270,11 @@ impl Link {
             }
             match socket.stream.read(&mut buffer) {
                 Ok(0) => return,
-                Ok(count) => socket.wire.feed(&buffer[..count]),
+                // What TLS answers by itself goes with the next request.
+                Ok(count) => match socket.wire.feed(&buffer[..count]) {
+                    Ok(()) => {}
+                    Err(_) => return,
+                },
                 Err(error) if is_passing(&error) => {}
                 Err(_) => return,
             }
@@ -296,8 +312,8 @@ impl Link {
     /// The link has ended.
     fn end(&self) {
         self.cache.close();
-        if let Some(stream) = self.writer.lock().unwrap_or_else(PoisonError::into_inner).take() {
-            let _ = stream.shutdown(Shutdown::Both);
+        if let Some(writer) = self.writer.lock().unwrap_or_else(PoisonError::into_inner).take() {
+            let _ = writer.stream.shutdown(Shutdown::Both);
         }
         // Wakes the threads that wait.
         self.queue().pending.clear();

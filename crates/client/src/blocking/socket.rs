@@ -46,9 +46,10 @@ impl Socket {
         let options = &target.options;
         let deadline = deadline.min(Instant::now() + options.connect_timeout);
         let connected = open(target, deadline).and_then(|stream| {
+            let wire = Wire::new(target)?;
             let mut socket = Socket {
                 stream,
-                wire: Wire::new(options),
+                wire,
                 buffer: vec![0; BUFFER_BYTES].into(),
                 timeout: options.timeout,
                 is_short: true,
@@ -86,7 +87,9 @@ impl Socket {
         replies: usize,
         deadline: Instant,
     ) -> std::result::Result<Vec<Reply>, Lost> {
-        self.write(request, deadline)?;
+        let unsent = |error| Lost { sent: false, error };
+        let sealed = self.wire.seal.seal(request).map_err(unsent)?;
+        self.write(&sealed, deadline)?;
         let mut found = Vec::with_capacity(replies.min(1024));
         loop {
             while found.len() < replies {
@@ -104,7 +107,12 @@ impl Socket {
             self.arm(deadline).map_err(Lost::sent)?;
             match self.stream.read(&mut self.buffer) {
                 Ok(0) => return Err(Lost::sent(refusal(found))),
-                Ok(count) => self.wire.feed(&self.buffer[..count]),
+                Ok(count) => {
+                    self.wire.feed(&self.buffer[..count]).map_err(Lost::sent)?;
+                    // What TLS answers by itself, and the request, if it waited for the handshake.
+                    let more = self.wire.seal.seal(&[]).map_err(Lost::sent)?.into_owned();
+                    self.write(&more, deadline).map_err(|lost| Lost::sent(lost.error))?;
+                }
                 Err(error) if is_passing(&error) => {}
                 Err(error) => return Err(Lost::sent(Error::broken(&error))),
             }

@@ -31,6 +31,14 @@ fn a_port_without_a_server_is_unreachable() {
     }
 }
 
+#[cfg(not(feature = "tls"))]
+#[test]
+fn tls_that_is_not_built_in_is_refused() {
+    for how in Kind::ALL {
+        assert_eq!(kind(how.connect(quick(), "rediss://127.0.0.1:1")), ErrorKind::Unsupported);
+    }
+}
+
 #[test]
 fn a_server_that_never_greets_is_given_up() {
     let fake = Fake::start(|_, mut line| line.until_closed());

@@ -9,3 +9,5 @@ mod fake;
 mod faults;
 mod redis;
 mod subject;
+#[cfg(feature = "tls")]
+mod tls;
