@@ -9,6 +9,11 @@ KEYS = [b"a", b"b", b"c", b"n", b"m", b"f", b"", b"bin\0\xff\r\n", b"L" * 300, b
 NUMBERS = [b"0", b"1", b"-1", b"7", b"9223372036854775807", b"-9223372036854775808", b"9223372036854775808", b"10", b"1000"]
 ODD = [b"", b" 1", b"01", b"+1", b"-0", b"1.5", b"1e3", b"0x1p3", b"nan", b"inf", b"-inf", b"x", b"\0", b"$1\r\n", b"1" * 400]
 TIMES = [b"0", b"-1", b"x", b""]
+# Times at which keys end, in seconds or milliseconds: far ahead, long ago, and such as are refused.
+SECONDS = [b"4102444800", b"4102444801", b"4102444802", b"1", b"9223372036854775", b"9223372036854775807", *TIMES]
+MILLISECONDS = [b"4102444800000", b"4102444800499", b"4102444801500", b"1", b"9223372036854775807", *TIMES]
+# From now on they differ by the time between the two servers, so only those are used that are refused.
+REFUSED_TIMES = [b"9223372036854775807", b"9223372036854775808", *TIMES]
 
 # What Redis 7.0.15 dumps, as it is, as an integer and compressed; and what it refuses.
 PAYLOADS = [
@@ -50,9 +55,20 @@ def set_options(rng):
     words = []
     for _ in range(rng.choice((0, 0, 0, 1, 1, 2, 3))):
         words.append(rng.choice((b"NX", b"XX", b"GET", b"get", b"KEEPTTL", b"x", b"")))
-    if rng.random() < 0.1:
-        words += [rng.choice((b"EX", b"PX", b"EXAT", b"PXAT")), rng.choice(TIMES)]
+    if rng.random() < 0.3:
+        # With a time that has passed, Redis keeps the key until somebody looks at it, and DBSIZE counts it.
+        words += end if (end := ends(rng))[-1] != b"1" else []
     return words
+
+
+def ends(rng):
+    """An option that says when a key ends."""
+    kinds = ([b"EXAT", rng.choice(SECONDS)], [b"pxat", rng.choice(MILLISECONDS)], [rng.choice((b"EX", b"PX")), rng.choice(REFUSED_TIMES)])
+    return rng.choices(kinds, (3, 4, 1))[0]
+
+
+def expire_if(rng):
+    return rng.choice(([], [], [], [b"NX"], [b"XX"], [b"gt"], [b"LT"], [b"XX", b"GT"], [b"NX", b"XX"], [b"GT", b"LT"], [b"x"]))
 
 
 def offset(rng):
@@ -105,6 +121,14 @@ ON_KEYS = [
     (2, lambda r: [b"STRLEN", key(r)]),
     (3, lambda r: [r.choice((b"GETRANGE", b"SUBSTR")), key(r), number(r), number(r)]),
     (2, lambda r: [r.choice((b"TYPE", b"TTL", b"PTTL")), key(r)]),
+    (3, lambda r: [b"PEXPIREAT", key(r), r.choice(MILLISECONDS), *expire_if(r)]),
+    (2, lambda r: [b"EXPIREAT", key(r), r.choice(SECONDS), *expire_if(r)]),
+    (1, lambda r: [r.choice((b"EXPIRE", b"PEXPIRE")), key(r), r.choice(REFUSED_TIMES), *expire_if(r)]),
+    (1, lambda r: [r.choice((b"SETEX", b"PSETEX")), key(r), r.choice(REFUSED_TIMES), value(r)]),
+    (3, lambda r: [b"GETEX", key(r), *r.choice(([], [b"PERSIST"], [b"x"], ends(r), ends(r), [*ends(r), b"PERSIST"]))]),
+    (2, lambda r: [b"PERSIST", key(r)]),
+    (4, lambda r: [r.choice((b"EXPIRETIME", b"PEXPIRETIME")), key(r)]),
+    (2, lambda r: [b"RESTORE", key(r), r.choice(MILLISECONDS), r.choice(PAYLOADS), b"ABSTTL", *r.choice(([], [b"REPLACE"]))]),
     (4, lambda r: [r.choice((b"RENAME", b"RENAMENX")), key(r), key(r)]),
     (3, lambda r: [b"COPY", key(r), key(r), *r.choice(([], [], [b"REPLACE"], [b"DB", b"0"], [b"DB", b"1"], [b"DB", b"x"], [b"x"]))]),
     (2, lambda r: [b"TOUCH", *keys(r)]),
@@ -197,6 +221,9 @@ def reply_of(words, reply):
         return (reply[0], sorted(reply[1])) if len(reply[1]) < 10 or reply[0] == b"0" else None
     if name == b"RANDOMKEY":
         return type(reply)
+    if name in (b"TTL", b"PTTL"):
+        # The servers are not asked in the same moment.
+        return reply if reply < 0 else reply // 10_000_000
     if name in (b"LASTSAVE", b"INFO", b"TIME", b"DUMP", b"OBJECT", b"MEMORY", b"SLOWLOG") or name == b"CLIENT" and second in (b"ID", b"INFO", b"LIST"):
         return type(reply)
     if name == b"COMMAND" and second == b"INFO":

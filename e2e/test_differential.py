@@ -49,11 +49,12 @@ class Pair:
         return [commands.a_command(self.rng, kinds) for _ in range(self.rng.randint(1, most))]
 
     def state(self, server):
-        """All keys and values."""
+        """All keys, values and deadlines."""
         with server.connect() as client:
             keys = sorted(client.call("KEYS", "*"))
             assert client.call("DBSIZE") == len(keys), f"seed {self.seed}"
-            return dict(zip(keys, client.call("MGET", *keys))) if keys else {}
+            ends = [client.call("PEXPIRETIME", key) for key in keys]
+            return dict(zip(keys, zip(client.call("MGET", *keys), ends))) if keys else {}
 
     def same_state(self):
         theirs, ours = self.state(self.theirs), self.state(self.ours)

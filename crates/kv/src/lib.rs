@@ -15,8 +15,8 @@
 //! Writes go to the [`Shard`], which one core owns: `outgoing` gathers a connection's writes;
 //! `core::writes` takes them to the shard and its answers back.
 //!
-//! Rooms, each of which uses only those before it: `command`, `client`, `shard`, `core`, `read`,
-//! `info`, `connection`. `shard` and `core` form the only circle, see `core`.
+//! Rooms, each of which uses only those before it: `expiry`, `command`, `client`, `shard`, `core`,
+//! `read`, `info`, `connection`. `shard` and `core` form the only circle, see `core`.
 //!
 //! Invariants: a command sees the writes of earlier commands on its connection; each command has
 //! one reply, in the order of the commands; the commands of a transaction are executed with nothing
@@ -24,7 +24,7 @@
 //! [`Settings`] allow, whether it sends much, reads slowly or asks for everything; a protocol error
 //! closes only the connection it came from.
 //!
-//! Deliberately absent: data types other than strings, more than one database, expiry,
+//! Deliberately absent: data types other than strings, more than one database,
 //! channels but the one of invalidations, scripts, users other than the default one.
 #![forbid(unsafe_code)]
 
@@ -32,6 +32,7 @@ mod client;
 mod command;
 mod connection;
 mod core;
+mod expiry;
 mod info;
 mod node_info;
 mod password;
@@ -41,6 +42,7 @@ mod settings;
 mod shard;
 
 pub use core::node::NodeState;
+pub use expiry::{DIRECTORY as DEADLINES_DIRECTORY, has_deadlines};
 pub use info::exposition::{CONTENT_TYPE, Exposition};
 pub use info::metrics::{Glance, Reporter, write_flow};
 pub use node_info::{CpuSeconds, MemoryUse, NodeInfo};

@@ -1,10 +1,11 @@
-//! A test that cannot fail proves nothing: the scenarios of transactions and of tracking must catch
-//! each fault. A program of its own, because a mutant is set for the whole process.
+//! A test that cannot fail proves nothing: the scenarios of transactions, of tracking and of expiry
+//! must catch each fault. A program of its own, because a mutant is set for the whole process.
 
 #[allow(dead_code, reason = "the other tests use all of it")]
 #[path = "integration/stage/mod.rs"]
 mod stage;
 
+use stage::expiry::expiry;
 use stage::tracking::tracking;
 use stage::transactions::transactions;
 
@@ -12,6 +13,15 @@ use stage::transactions::transactions;
 fn each_fault_is_caught() {
     transactions_are_judged();
     tracking_is_judged();
+    expiry_is_judged();
+}
+
+fn expiry_is_judged() {
+    for mutant in ["deadlines_come_later", "sequences_are_not_compared"] {
+        lsm::set_mutant(mutant);
+        let caught = (0..400).any(|seed| expiry(seed).0.is_some());
+        assert!(caught, "the mutant {mutant} was not caught");
+    }
 }
 
 fn tracking_is_judged() {

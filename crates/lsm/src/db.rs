@@ -5,7 +5,7 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::task::Waker;
 
 use arc_swap::ArcSwap;
@@ -62,6 +62,8 @@ pub(crate) struct DbState {
     pub renewals: ArcSwap<Vec<Waker>>,
     /// How often a column family was cleared. A snapshot from before a clearing has expired.
     pub clears: AtomicU64,
+    /// Merges keep the sequence numbers of all values.
+    pub keep_sequences: AtomicBool,
     /// The next file's number.
     pub next_file: AtomicU64,
     /// Obsolete table files that new tables are written over.
@@ -147,6 +149,24 @@ impl Db {
     /// was made did not state its change; see [`Writer::submit`](crate::Writer::submit).
     pub fn keys(&self) -> Option<u64> {
         Some(self.0.keys.load(Ordering::Relaxed)).filter(|&keys| keys != NOT_COUNTED)
+    }
+
+    /// Keeps the sequence numbers of all values from now on: merges into the deepest level give
+    /// values the sequence 0 otherwise, as RocksDB does. For whoever tells values apart by
+    /// [`Reader::get_numbered`](crate::Reader::get_numbered). Costs a few bytes for each key of
+    /// compressed blocks. It is not stored: see
+    /// [`WriteOptions::keep_sequences`](crate::WriteOptions::keep_sequences).
+    pub fn keep_sequences(&self) {
+        self.0.keep_sequences.store(true, Ordering::Relaxed);
+    }
+
+    pub(crate) fn keeps_sequences(&self) -> bool {
+        self.0.keep_sequences.load(Ordering::Relaxed)
+    }
+
+    /// The largest sequence number that is visible now.
+    pub fn visible_sequence(&self) -> u64 {
+        self.visible()
     }
 
     pub(crate) fn set_keys(&self, keys: Option<u64>) {

@@ -84,6 +84,7 @@ pub use write::compaction_status::{
 };
 pub use write::conflict::Unwritten;
 pub use write::families::ColumnFamilyOptions;
+pub use write::forerunner::{Forerunner, Note};
 pub use write::ingest::{IngestFiles, Ingested, Ingestion};
 pub use write::live_files::LiveFiles;
 pub use write::manual::{Compacted, CompactionLimits, CompactionWatch};

@@ -8,9 +8,10 @@ use resp::Protocol;
 use crate::command::args::Args;
 use crate::command::bits::{BitOperation, BitQuery};
 use crate::command::lcs::LcsOptions;
-use crate::command::operation::{Operation, Transfer};
+use crate::command::operation::{Operation, Transfer, When};
 use crate::command::range::{RangeBound, RangeQuery};
 use crate::command::said::Said;
+use crate::expiry::Deadline;
 
 /// A command ready to be executed.
 #[derive(Clone, Copy, Debug)]
@@ -102,6 +103,8 @@ pub enum Command<'a> {
 pub enum WriteCommand<'a> {
     /// `SET` without conditions: a key and its value.
     Put(&'a [u8], &'a [u8]),
+    /// `SET EX` and its like without conditions: a key, its value, and when it ends.
+    PutUntil(&'a [u8], &'a [u8], When),
     /// `MSET`: alternating keys and values.
     PutAll(Args<'a>),
     /// `MSETNX`.
@@ -122,9 +125,17 @@ pub enum WriteCommand<'a> {
     Fields(Args<'a>),
     /// `RESTORE`: the key, the payload, whether it replaces another value, and why it is refused if
     /// it does not meet one.
-    Restore { key: &'a [u8], payload: &'a [u8], over: bool, refused: Option<&'static str> },
+    Restore {
+        key: &'a [u8],
+        payload: &'a [u8],
+        over: bool,
+        refused: Option<&'static str>,
+        when: When,
+    },
     /// A command that depends on the old value: the operation, the key, and the operand.
     Modify(Operation, &'a [u8], &'a [u8]),
+    /// The same for a key that ends.
+    ModifyUntil(Operation, &'a [u8], &'a [u8], When),
 }
 
 /// The commands of transactions. They are never queued.
@@ -201,7 +212,9 @@ impl Command<'_> {
     pub(crate) fn gives_old_of(&self) -> Option<&[u8]> {
         match self {
             Self::Dump(key) | Self::Write(WriteCommand::GetDelete(key)) => Some(key),
-            Self::Write(WriteCommand::Modify(kind, key, _)) if kind.gives_old() => Some(key),
+            Self::Write(
+                WriteCommand::Modify(kind, key, _) | WriteCommand::ModifyUntil(kind, key, ..),
+            ) if kind.gives_old() => Some(key),
             _ => None,
         }
     }
@@ -268,8 +281,38 @@ pub enum Ask {
     References,
     /// `TYPE`.
     Type,
-    /// `TTL` and `PTTL`: nothing expires here.
-    TimeToLive,
+    /// `TTL` and its kin.
+    TimeToLive(TimeToLive),
+}
+
+/// How a command asks for the end of a key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TimeToLive {
+    /// `TTL`: seconds left.
+    Seconds,
+    /// `PTTL`: milliseconds left.
+    Milliseconds,
+    /// `EXPIRETIME`: in Unix seconds.
+    EndSeconds,
+    /// `PEXPIRETIME`: in Unix milliseconds.
+    EndMilliseconds,
+}
+
+impl TimeToLive {
+    /// The reply for a key with a deadline, or for a missing key.
+    pub(crate) fn answer(self, found: Option<Deadline>, now_ms: u64) -> i64 {
+        let Some(deadline) = found else { return -2 };
+        let Some(end_ms) = deadline.unix_ms() else { return -1 };
+        let ms = match self {
+            Self::Seconds | Self::Milliseconds => end_ms.saturating_sub(now_ms),
+            Self::EndSeconds | Self::EndMilliseconds => end_ms,
+        };
+        let rounded = match self {
+            Self::Seconds | Self::EndSeconds => ms.saturating_add(500) / 1000,
+            Self::Milliseconds | Self::EndMilliseconds => ms,
+        };
+        i64::try_from(rounded).unwrap_or(i64::MAX)
+    }
 }
 
 /// A user and a password.

@@ -8,13 +8,102 @@ use crate::command::commands::{
     ListFilter, Login, NameFilter, ReplyMode, Scan, SlowLogCommand, TrackingRequest, WriteCommand,
 };
 use crate::command::help;
-use crate::command::operation::{Condition, Operation, PutReply, Transfer};
+use crate::command::operation::{Condition, ExpireIf, Operation, PutReply, Transfer, When};
 use crate::command::range::{RangeBound, RangeQuery};
 use crate::command::refusal::Refusal;
 use crate::command::said::Said;
 
 /// How many keys `SCAN` examines by default.
 pub(super) const SCAN_COUNT: u64 = 10;
+
+/// The longest time from now that a key may have, in milliseconds: a deadline has 63 bits. The time
+/// of the change, which is not known here, is less than the difference.
+const FROM_NOW_MS_MAX: i64 = i64::MAX - (1 << 42);
+
+/// When a key ends by an option of `SET` and its like.
+fn when<'a>(name: &str, time: &'a [u8], invalid: &'static str) -> Result<When, Refusal<'a>> {
+    let time = integer(time)?;
+    let of_seconds = matches!(name, "ex" | "exat");
+    let ms = if of_seconds { time.checked_mul(1000) } else { Some(time) };
+    let is_absolute = matches!(name, "exat" | "pxat");
+    match ms {
+        Some(ms) if ms > 0 && is_absolute => Ok(When::At(ms)),
+        Some(ms) if ms > 0 && ms <= FROM_NOW_MS_MAX => Ok(When::In(ms)),
+        _ => Err(Refusal::Text(invalid)),
+    }
+}
+
+/// `SETEX` and `PSETEX`.
+pub(super) fn set_until<'a>(
+    args: Args<'a>,
+    name: &str,
+    invalid: &'static str,
+) -> Result<WriteCommand<'a>, Refusal<'a>> {
+    let when = when(name, args.get(2), invalid)?;
+    Ok(WriteCommand::PutUntil(args.get(1), args.get(3), when))
+}
+
+/// `GETEX` with its options. A time that is refused is so only if the key is there.
+pub(super) fn get_until(args: Args<'_>) -> Result<Command<'_>, Refusal<'_>> {
+    const INVALID: &str = "ERR invalid expire time in 'getex' command";
+    let key = args.get(1);
+    let found = match args.len() {
+        2 => return Ok(Command::One(key, Ask::Value)),
+        3 if args.is(2, "persist") => When::Never,
+        4 => match ["ex", "px", "exat", "pxat"].into_iter().find(|name| args.is(2, name)) {
+            Some(name) => match when(name, args.get(3), INVALID) {
+                Ok(when) => when,
+                Err(Refusal::Text(text)) => When::Refused(text),
+                Err(_) => When::Refused(NO_INTEGER),
+            },
+            None => return Err(Refusal::SYNTAX),
+        },
+        _ => return Err(Refusal::SYNTAX),
+    };
+    Ok(Command::Write(WriteCommand::ModifyUntil(Operation::GetExpire, key, b"", found)))
+}
+
+const NO_INTEGER: &str = "ERR value is not an integer or out of range";
+
+/// `EXPIRE` and its kin with their conditions. `unit_ms` is the unit of their time.
+pub(super) fn expire<'a>(
+    args: Args<'a>,
+    unit_ms: i64,
+    is_absolute: bool,
+    invalid: &'static str,
+) -> Result<WriteCommand<'a>, Refusal<'a>> {
+    let mut only = ExpireIf::default();
+    for at in 3..args.len() {
+        match () {
+            () if args.is(at, "nx") => only.none = true,
+            () if args.is(at, "xx") => only.some = true,
+            () if args.is(at, "gt") => only.later = true,
+            () if args.is(at, "lt") => only.earlier = true,
+            () => {
+                return Err(Refusal::Quoting {
+                    before: "ERR Unsupported option ",
+                    word: args.get(at),
+                    after: "",
+                });
+            }
+        }
+    }
+    if only.none && (only.some || only.later || only.earlier) {
+        return Err(Refusal::Text(
+            "ERR NX and XX, GT or LT options at the same time are not compatible",
+        ));
+    }
+    if only.later && only.earlier {
+        return Err(Refusal::Text("ERR GT and LT options at the same time are not compatible"));
+    }
+    let ms = integer(args.get(2))?.checked_mul(unit_ms);
+    let when = match ms {
+        Some(ms) if is_absolute => When::At(ms),
+        Some(ms) if ms <= FROM_NOW_MS_MAX => When::In(ms),
+        _ => return Err(Refusal::Text(invalid)),
+    };
+    Ok(WriteCommand::ModifyUntil(Operation::Expire(only), args.get(1), b"", when))
+}
 
 /// `SET` with its options.
 pub(super) fn set(args: Args<'_>) -> Result<WriteCommand<'_>, Refusal<'_>> {
@@ -45,19 +134,17 @@ pub(super) fn set(args: Args<'_>) -> Result<WriteCommand<'_>, Refusal<'_>> {
         }
         at += 1;
     }
-    if let Some((_, time)) = expiry {
-        return Err(match integer(time)? {
-            ..=0 => Refusal::Text("ERR invalid expire time in 'set' command"),
-            _ => Refusal::Text(
-                "ERR expiry is not there yet in this version of millrace: SET takes no EX, PX, EXAT and PXAT",
-            ),
-        });
-    }
+    let when = match expiry {
+        Some((name, time)) => when(name, time, "ERR invalid expire time in 'set' command")?,
+        None if keeps => When::Keep,
+        None => When::Never,
+    };
     let (key, value) = (args.get(1), args.get(2));
     let reply = if old { PutReply::Old } else { PutReply::Ok };
     Ok(match (only, reply) {
-        (None, PutReply::Ok) => WriteCommand::Put(key, value),
-        _ => WriteCommand::Modify(Operation::PutIf { only, reply }, key, value),
+        (None, PutReply::Ok) if when == When::Never => WriteCommand::Put(key, value),
+        (None, PutReply::Ok) if when != When::Keep => WriteCommand::PutUntil(key, value, when),
+        _ => WriteCommand::ModifyUntil(Operation::PutIf { only, reply }, key, value, when),
     })
 }
 
@@ -147,7 +234,7 @@ pub(super) fn copy(args: Args<'_>) -> Result<WriteCommand<'_>, Refusal<'_>> {
 
 /// `RESTORE` with its options.
 pub(super) fn restore(args: Args<'_>) -> Result<WriteCommand<'_>, Refusal<'_>> {
-    let (mut over, mut idle, mut frequency) = (false, false, false);
+    let (mut over, mut idle, mut frequency, mut absolute) = (false, false, false, false);
     let mut at = 4;
     while at < args.len() {
         let has_value = at + 1 < args.len();
@@ -165,20 +252,21 @@ pub(super) fn restore(args: Args<'_>) -> Result<WriteCommand<'_>, Refusal<'_>> {
             if !(0..=255).contains(&integer(args.get(at))?) {
                 return Err(Refusal::Text("ERR Invalid FREQ value, must be >= 0 and <= 255"));
             }
-        } else if !args.is(at, "absttl") {
+        } else if args.is(at, "absttl") {
+            absolute = true;
+        } else {
             return Err(Refusal::SYNTAX);
         }
         at += 1;
     }
-    let refused = match parse_i64(args.get(2)) {
-        Some(0) => None,
-        Some(..0) => Some("ERR Invalid TTL value, must be >= 0"),
-        Some(_) => Some(
-            "ERR expiry is not there yet in this version of millrace: RESTORE takes no TTL but 0",
-        ),
-        None => Some("ERR value is not an integer or out of range"),
+    let (refused, when) = match parse_i64(args.get(2)) {
+        Some(0) => (None, When::Never),
+        Some(..0) => (Some("ERR Invalid TTL value, must be >= 0"), When::Never),
+        Some(ms) if absolute => (None, When::At(ms)),
+        Some(ms) => (None, When::In(ms)),
+        None => (Some(NO_INTEGER), When::Never),
     };
-    Ok(WriteCommand::Restore { key: args.get(1), payload: args.get(3), over, refused })
+    Ok(WriteCommand::Restore { key: args.get(1), payload: args.get(3), over, refused, when })
 }
 
 /// `MEMORY USAGE key [SAMPLES count]`.

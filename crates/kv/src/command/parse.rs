@@ -10,18 +10,18 @@ use resp::parse_i64;
 use crate::command::args::Args;
 use crate::command::bits::{self, BitOperation, BitQuery};
 use crate::command::commands::{
-    Ask, ClientCommand, Command, Describe, SlowLogCommand, Transaction, WriteCommand,
+    Ask, ClientCommand, Command, Describe, SlowLogCommand, TimeToLive, Transaction, WriteCommand,
 };
 use crate::command::fields::{self, FieldOperation};
 use crate::command::help;
 use crate::command::lcs::LcsOptions;
 use crate::command::long_double::LongDouble;
-use crate::command::operation::{Condition, Operation, PutReply, Transfer};
+use crate::command::operation::{Condition, ExpireIf, Operation, PutReply, Transfer};
 use crate::command::options::{
     auth, client_caching, client_kill, client_list, client_name, client_no_evict, client_no_touch,
     client_pause, client_reply, client_set_info, client_tracking, client_unblock, command_list,
-    copy, debug, hello, integer, memory_usage, move_key, range, range_ends, restore, scan, select,
-    set, shutdown, slow_log_get, subscribe, swap_databases,
+    copy, debug, expire, get_until, hello, integer, memory_usage, move_key, range, range_ends,
+    restore, scan, select, set, set_until, shutdown, slow_log_get, subscribe, swap_databases,
 };
 use crate::command::refusal::Refusal;
 use crate::command::said::{self, Said};
@@ -253,7 +253,10 @@ fn parse_options<'a>(args: Args<'a>, spec: &'static Spec) -> Result<Command<'a>,
         CommandId::Multi => Ok(Command::Transaction(Transaction::Multi)),
         CommandId::Ping if args.len() > 2 => Err(Refusal::WrongCount(spec.name)),
         CommandId::Ping => Ok(Command::Ping((args.len() > 1).then(|| args.get(1)))),
-        CommandId::Pttl | CommandId::Ttl => one(Ask::TimeToLive),
+        CommandId::Pttl => one(Ask::TimeToLive(TimeToLive::Milliseconds)),
+        CommandId::Ttl => one(Ask::TimeToLive(TimeToLive::Seconds)),
+        CommandId::Expiretime => one(Ask::TimeToLive(TimeToLive::EndSeconds)),
+        CommandId::Pexpiretime => one(Ask::TimeToLive(TimeToLive::EndMilliseconds)),
         CommandId::Quit => Ok(Command::Quit),
         CommandId::Randomkey => Ok(Command::RandomKey),
         CommandId::Reset => Ok(Command::Reset),
@@ -276,7 +279,10 @@ fn parse_options<'a>(args: Args<'a>, spec: &'static Spec) -> Result<Command<'a>,
         | CommandId::Flushdb
         | CommandId::FunctionDelete
         | CommandId::FunctionFlush
+        | CommandId::Expire
+        | CommandId::Expireat
         | CommandId::Getdel
+        | CommandId::Getex
         | CommandId::Getset
         | CommandId::Incr
         | CommandId::Incrby
@@ -285,11 +291,16 @@ fn parse_options<'a>(args: Args<'a>, spec: &'static Spec) -> Result<Command<'a>,
         | CommandId::MrDelrange
         | CommandId::Mset
         | CommandId::Msetnx
+        | CommandId::Persist
+        | CommandId::Pexpire
+        | CommandId::Pexpireat
+        | CommandId::Psetex
         | CommandId::Rename
         | CommandId::Renamenx
         | CommandId::Restore
         | CommandId::Set
         | CommandId::Setbit
+        | CommandId::Setex
         | CommandId::Setnx
         | CommandId::Setrange
         | CommandId::Swapdb
@@ -326,6 +337,25 @@ fn write<'a>(args: Args<'a>, spec: &'static Spec) -> Result<Command<'a>, Refusal
             2 if args.is(1, "async") || args.is(1, "sync") => Ok(WriteCommand::Clear),
             _ => Err(Refusal::SYNTAX),
         },
+        CommandId::Expire => {
+            expire(args, 1000, false, "ERR invalid expire time in 'expire' command")
+        }
+        CommandId::Expireat => {
+            expire(args, 1000, true, "ERR invalid expire time in 'expireat' command")
+        }
+        CommandId::Pexpire => {
+            expire(args, 1, false, "ERR invalid expire time in 'pexpire' command")
+        }
+        CommandId::Pexpireat => {
+            expire(args, 1, true, "ERR invalid expire time in 'pexpireat' command")
+        }
+        CommandId::Persist => {
+            let only = ExpireIf { persist: true, ..ExpireIf::default() };
+            modify(Operation::Expire(only), b"")
+        }
+        CommandId::Psetex => set_until(args, "px", "ERR invalid expire time in 'psetex' command"),
+        CommandId::Setex => set_until(args, "ex", "ERR invalid expire time in 'setex' command"),
+        CommandId::Getex => return get_until(args),
         CommandId::Getdel => Ok(WriteCommand::GetDelete(key)),
         CommandId::Getset => {
             modify(Operation::PutIf { only: None, reply: PutReply::Old }, args.get(2))
@@ -558,7 +588,10 @@ mod tests {
             ));
         });
         with("pttl k", |args| {
-            assert!(matches!(parse(args, READS).command, Ok(Command::One(b"k", Ask::TimeToLive))))
+            assert!(matches!(
+                parse(args, READS).command,
+                Ok(Command::One(b"k", Ask::TimeToLive(_)))
+            ))
         });
     }
 

@@ -37,6 +37,22 @@ const KEY: Argument = Argument::new("key", "key");
 const KEYS: Argument = KEY.flagged(MULTIPLE);
 
 const VALUE: Argument = Argument::new("value", "string");
+const SECONDS: Argument = Argument::new("seconds", "integer");
+const MILLISECONDS: Argument = Argument::new("milliseconds", "integer");
+const UNIX_SECONDS: Argument = Argument::new("unix-time-seconds", "unix-time");
+const UNIX_MILLISECONDS: Argument = Argument::new("unix-time-milliseconds", "unix-time");
+const EXPIRE_IF: Argument = Argument::one_of(
+    "condition",
+    &[
+        Argument::word("nx", "NX"),
+        Argument::word("xx", "XX"),
+        Argument::word("gt", "GT"),
+        Argument::word("lt", "LT"),
+    ],
+)
+.flagged(OPTIONAL);
+const EXPIRE_FAST: &[&str] = &["@keyspace", "@write", "@fast"];
+
 const PAIRS: &[Argument] = &[Argument::block("key_value", &[KEY, VALUE]).flagged(MULTIPLE)];
 
 const BIT_RANGE: Argument = Argument::block(
@@ -832,6 +848,39 @@ pub static TABLE: &[Spec] = &[
         .tips(&["request_policy:multi_shard", "response_policy:agg_sum"])
         .many_keys(EXISTENCE)
         .takes(&[KEYS]),
+    Spec::new(
+        CommandId::Expire,
+        "expire",
+        -3,
+        "generic",
+        "Sets when a key ends, in seconds from now",
+    )
+    .since("1.0.0")
+    .flags(REMOVE_FAST, EXPIRE_FAST)
+    .one_key(CHANGE_PART)
+    .takes(&[KEY, SECONDS, EXPIRE_IF]),
+    Spec::new(
+        CommandId::Expireat,
+        "expireat",
+        -3,
+        "generic",
+        "Sets when a key ends, in Unix seconds",
+    )
+    .since("1.2.0")
+    .flags(REMOVE_FAST, EXPIRE_FAST)
+    .one_key(CHANGE_PART)
+    .takes(&[KEY, UNIX_SECONDS, EXPIRE_IF]),
+    Spec::new(
+        CommandId::Expiretime,
+        "expiretime",
+        2,
+        "generic",
+        "Tells when a key ends, in Unix seconds",
+    )
+    .since("7.0.0")
+    .flags(READ_FAST, &["@keyspace", "@read", "@fast"])
+    .one_key(ACCESS)
+    .takes(&[KEY]),
     Spec::new(CommandId::Flushall, "flushall", -1, "server", "Removes all keys")
         .flags(REMOVE, &["@keyspace", "@write", "@slow", "@dangerous"])
         .tips(&["request_policy:all_shards", "response_policy:all_succeeded"])
@@ -865,6 +914,24 @@ pub static TABLE: &[Spec] = &[
         .flags(REMOVE_FAST, STRING_FAST)
         .one_key(&["RW", "access", "delete"])
         .takes(&[KEY]),
+    Spec::new(CommandId::Getex, "getex", -2, "string", "Reads a value and sets when its key ends")
+        .since("6.2.0")
+        .flags(REMOVE_FAST, STRING_FAST)
+        .one_key(CHANGE)
+        .takes(&[
+            KEY,
+            Argument::one_of(
+                "expiration",
+                &[
+                    SECONDS.after("EX"),
+                    MILLISECONDS.after("PX"),
+                    UNIX_SECONDS.after("EXAT"),
+                    UNIX_MILLISECONDS.after("PXAT"),
+                    Argument::word("persist", "PERSIST"),
+                ],
+            )
+            .flagged(OPTIONAL),
+        ]),
     Spec::new(CommandId::Getrange, "getrange", 4, "string", "Reads a part of a value")
         .since("2.4.0")
         .costs("O(N) with N bytes of the value")
@@ -1025,10 +1092,59 @@ pub static TABLE: &[Spec] = &[
     .flags(&[], &["@slow"])
     .costs("Depends on the subcommand")
     .contains(OBJECT),
+    Spec::new(CommandId::Persist, "persist", 2, "generic", "Takes the end of a key away")
+        .since("2.2.0")
+        .flags(REMOVE_FAST, EXPIRE_FAST)
+        .one_key(CHANGE_PART)
+        .takes(&[KEY]),
+    Spec::new(
+        CommandId::Pexpire,
+        "pexpire",
+        -3,
+        "generic",
+        "Sets when a key ends, in milliseconds from now",
+    )
+    .since("2.6.0")
+    .flags(REMOVE_FAST, EXPIRE_FAST)
+    .one_key(CHANGE_PART)
+    .takes(&[KEY, MILLISECONDS, EXPIRE_IF]),
+    Spec::new(
+        CommandId::Pexpireat,
+        "pexpireat",
+        -3,
+        "generic",
+        "Sets when a key ends, in Unix milliseconds",
+    )
+    .since("2.6.0")
+    .flags(REMOVE_FAST, EXPIRE_FAST)
+    .one_key(CHANGE_PART)
+    .takes(&[KEY, UNIX_MILLISECONDS, EXPIRE_IF]),
+    Spec::new(
+        CommandId::Pexpiretime,
+        "pexpiretime",
+        2,
+        "generic",
+        "Tells when a key ends, in Unix milliseconds",
+    )
+    .since("7.0.0")
+    .flags(READ_FAST, &["@keyspace", "@read", "@fast"])
+    .one_key(ACCESS)
+    .takes(&[KEY]),
     Spec::new(CommandId::Ping, "ping", -1, "connection", "Answers")
         .flags(&["fast"], FAST_CONNECTION)
         .tips(&["request_policy:all_shards", "response_policy:all_succeeded"])
         .takes(&[Argument::new("message", "string").flagged(OPTIONAL)]),
+    Spec::new(
+        CommandId::Psetex,
+        "psetex",
+        4,
+        "string",
+        "Sets a value that ends, in milliseconds from now",
+    )
+    .since("2.6.0")
+    .flags(WRITE, STRING)
+    .one_key(&["OW", "update"])
+    .takes(&[KEY, MILLISECONDS, VALUE]),
     Spec::new(CommandId::Pttl, "pttl", 2, "generic", "Tells a key's time to live in milliseconds")
         .since("2.6.0")
         .flags(READ_FAST, &["@keyspace", "@read", "@fast"])
@@ -1121,13 +1237,34 @@ pub static TABLE: &[Spec] = &[
             )
             .flagged(OPTIONAL),
             Argument::word("get", "GET").flagged(OPTIONAL),
-            Argument::word("keepttl", "KEEPTTL").flagged(OPTIONAL),
+            Argument::one_of(
+                "expiration",
+                &[
+                    SECONDS.after("EX"),
+                    MILLISECONDS.after("PX"),
+                    UNIX_SECONDS.after("EXAT"),
+                    UNIX_MILLISECONDS.after("PXAT"),
+                    Argument::word("keepttl", "KEEPTTL"),
+                ],
+            )
+            .flagged(OPTIONAL),
         ]),
     Spec::new(CommandId::Setbit, "setbit", 4, "bitmap", "Sets a bit of a value")
         .since("2.2.0")
         .flags(WRITE, &["@write", "@bitmap", "@slow"])
         .one_key(CHANGE)
         .takes(&[KEY, Argument::new("offset", "integer"), Argument::new("value", "integer")]),
+    Spec::new(
+        CommandId::Setex,
+        "setex",
+        4,
+        "string",
+        "Sets a value that ends, in seconds from now",
+    )
+    .since("2.0.0")
+    .flags(WRITE, STRING)
+    .one_key(&["OW", "update"])
+    .takes(&[KEY, SECONDS, VALUE]),
     Spec::new(CommandId::Setnx, "setnx", 3, "string", "Sets a value if the key is not there")
         .flags(WRITE_FAST, STRING_FAST)
         .one_key(&["OW", "insert"])
@@ -1246,13 +1383,10 @@ static WRITES: &[(&str, i64)] = &[
     ("bzmpop", -5),
     ("bzpopmax", -3),
     ("bzpopmin", -3),
-    ("expire", -3),
-    ("expireat", -3),
     ("geoadd", -5),
     ("georadius", -6),
     ("georadiusbymember", -5),
     ("geosearchstore", -8),
-    ("getex", -2),
     ("hdel", -3),
     ("hincrby", 4),
     ("hincrbyfloat", 4),
@@ -1269,13 +1403,9 @@ static WRITES: &[(&str, i64)] = &[
     ("lset", 4),
     ("ltrim", 4),
     ("migrate", -6),
-    ("persist", 2),
-    ("pexpire", -3),
-    ("pexpireat", -3),
     ("pfadd", -2),
     ("pfdebug", 3),
     ("pfmerge", -2),
-    ("psetex", 4),
     ("restore-asking", -4),
     ("rpop", -2),
     ("rpoplpush", 3),
@@ -1283,7 +1413,6 @@ static WRITES: &[(&str, i64)] = &[
     ("rpushx", -3),
     ("sadd", -3),
     ("sdiffstore", -3),
-    ("setex", 4),
     ("sinterstore", -3),
     ("smove", 4),
     ("sort", -2),

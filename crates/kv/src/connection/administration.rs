@@ -291,6 +291,7 @@ impl Session {
         let (state, protocol, sections) = (self.state.clone(), self.protocol, owned(sections));
         self.small(Length::Long, async move {
             let cores = state.ask_all(|there| CoreReport::of(there)).await;
+            let expiry = state.reader.shared();
             let report = Report {
                 node: state.node.info(),
                 settings: state.node.settings(),
@@ -298,6 +299,8 @@ impl Session {
                 shard: ShardReport::ask_in_full(&state).await,
                 memory: state.reader.db().memory(),
                 keys: state.keys().unwrap_or(0),
+                deadlines: expiry.map_or(0, |expiry| expiry.count()),
+                expired: expiry.map_or(0, |expiry| expiry.expired()),
                 unix_time_ms: state.core.unix_time_ms(),
             };
             let text = report.write(&sections);

@@ -46,6 +46,10 @@ impl Outgoing {
             WriteCommand::Put(key, value) => {
                 self.put(id, key.len() + value.len(), |change| change.also_put(key, value));
             }
+            WriteCommand::PutUntil(key, value, when) => {
+                let put = |change: &mut Change| change.also_put_until(key, value, when);
+                self.put(id, key.len() + value.len(), put);
+            }
             WriteCommand::PutAll(pairs) => {
                 let bytes = pairs.iter().map(<[u8]>::len).sum();
                 self.put(id, bytes, |change| put_pairs(change, pairs));
@@ -95,6 +99,16 @@ impl Outgoing {
 pub(super) fn change_of(command: WriteCommand<'_>) -> Change {
     match command {
         WriteCommand::Put(key, value) => Change::put(key, value),
+        WriteCommand::PutUntil(key, value, when) => {
+            let mut change = Change::puts();
+            change.also_put_until(key, value, when);
+            change
+        }
+        WriteCommand::ModifyUntil(kind, key, operand, when) => {
+            let mut change = Change::of(kind);
+            change.also_put_until(key, operand, when);
+            change
+        }
         WriteCommand::PutAll(pairs) => {
             let mut change = Change::puts();
             put_pairs(&mut change, pairs);
@@ -126,13 +140,13 @@ pub(super) fn change_of(command: WriteCommand<'_>) -> Change {
             change.also_put(args.get(1), &fields::encode(&operations));
             change
         }
-        WriteCommand::Restore { key, payload, over, refused } => {
+        WriteCommand::Restore { key, payload, over, refused, when } => {
             let kind = match refused {
                 Some(text) => Payload::Refused(text),
                 None => Payload::Packed,
             };
             let mut change = Change::of(Operation::Restore { over, payload: kind });
-            change.also_put(key, if refused.is_some() { b"" } else { payload });
+            change.also_put_until(key, if refused.is_some() { b"" } else { payload }, when);
             change
         }
         WriteCommand::Transfer(how, from, to) => {

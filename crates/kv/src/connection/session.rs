@@ -14,7 +14,9 @@ use crate::client::registry::Client;
 use crate::client::write_room::WriteReservation;
 use crate::command::args::Args;
 use crate::command::bits::BitQuery;
-use crate::command::commands::{Access, Command, Hello, Login, Scan, SlowLogCommand, Transaction};
+use crate::command::commands::{
+    Access, Ask, Command, Hello, Login, Scan, SlowLogCommand, Transaction,
+};
 use crate::command::describe::describe;
 use crate::command::fields;
 use crate::command::help;
@@ -450,6 +452,12 @@ impl Session {
     pub(super) fn execute_now(&mut self, command: Command<'_>) {
         match command {
             Command::Write(command) => self.write(command),
+            Command::One(key, Ask::TimeToLive(unit)) if self.state.reader.has_deadlines() => {
+                let (state, key, protocol) = (self.state.clone(), key.to_vec(), self.protocol);
+                self.small(Length::Short, async move {
+                    small::time_to_live(&state, &key, unit, protocol).await.into()
+                });
+            }
             Command::One(key, ask) => {
                 if !self.is_silent() {
                     self.replies.get(key, ask, self.protocol);

@@ -2,14 +2,18 @@
 //! and of the shard, the end of a pause, the number of connections. Everything else belongs to one
 //! core.
 
+use std::path::Path;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence};
 use std::sync::{Arc, OnceLock};
 use std::task::Waker;
 
+use lsm::OpenOptions;
+use reactor::Core;
 use reactor::mailbox::Mailbox;
 
 use crate::core::state::CoreState;
+use crate::expiry::Expiry;
 use crate::node_info::NodeInfo;
 use crate::settings::Settings;
 use crate::shard::parcel::Delivery;
@@ -43,6 +47,8 @@ pub struct NodeState {
     paused_until_ns: AtomicU64,
     /// The same for commands that write.
     writes_paused_until_ns: AtomicU64,
+    /// The deadlines, once they are known.
+    pub(crate) expiry: Arc<OnceLock<Arc<Expiry>>>,
     /// Number of connections of all cores.
     clients: AtomicUsize,
     /// Which cores have tracked connections. Hardly ever written.
@@ -70,10 +76,27 @@ impl NodeState {
             shard: OnceLock::new(),
             paused_until_ns: AtomicU64::new(0),
             writes_paused_until_ns: AtomicU64::new(0),
+            expiry: Arc::default(),
             clients: AtomicUsize::new(0),
             tracked: (0..cores).map(|_| AtomicBool::new(false)).collect(),
             slow_commands: AtomicU64::new(0),
         })
+    }
+
+    /// Takes the deadlines of a database into use that is only read. Suspends for the disk.
+    ///
+    /// # Errors
+    /// Those of [`Db::open`](lsm::Db::open).
+    pub async fn open_deadlines(
+        &self,
+        core: &Core,
+        data: &Path,
+        options: OpenOptions,
+    ) -> lsm::Result<()> {
+        let expiry = Expiry::default();
+        expiry.open(core, data, options).await?;
+        let _ = self.expiry.set(Arc::new(expiry));
+        Ok(())
     }
 
     /// The limits in force.

@@ -19,6 +19,7 @@ use crate::core::scan_table::ScanTable;
 use crate::core::slow_log::{Noted, SlowCommand, SlowLog};
 use crate::core::tracking::Tracking;
 use crate::core::writes::Writes;
+use crate::expiry::live::LiveReader;
 use crate::password::Password;
 use crate::settings::{FAMILY, Settings};
 use crate::shard::Shard;
@@ -56,7 +57,7 @@ pub(crate) struct KvStats {
 /// One core's part of the key-value door.
 pub(crate) struct CoreState {
     pub core: Core,
-    pub reader: Reader,
+    pub reader: LiveReader,
     pub node: Arc<NodeState>,
     pub posters: Posters,
     pub clients: Clients,
@@ -117,7 +118,7 @@ impl CoreState {
             families.iter().any(|known| known.id == family && known.comparator == DESCENDING);
         Rc::new(Self {
             core: core.clone(),
-            reader,
+            reader: LiveReader::new(reader, node.expiry.clone()),
             family,
             descending,
             clients: Clients::new(core.id(), core.cores()),

@@ -151,6 +151,9 @@ pub(crate) struct Report<'a> {
     pub memory: DbMemory,
     /// Keys of the database, counted or estimated.
     pub keys: u64,
+    /// Deadlines of keys, and keys removed because they had expired.
+    pub deadlines: u64,
+    pub expired: u64,
     pub unix_time_ms: u64,
 }
 
@@ -340,7 +343,7 @@ fn stats(report: &Report<'_>, text: &mut String) {
         "total_net_input_bytes:{}", sum(|kv| kv.received_bytes);
         "total_net_output_bytes:{}", sum(|kv| kv.sent_bytes);
         "rejected_connections:{}", sum(|kv| kv.rejected);
-        "expired_keys:0";
+        "expired_keys:{}", report.expired;
         "evicted_keys:0";
         "evicted_clients:{}", sum(|kv| kv.slow_closed);
         "keyspace_hits:{}", sum(|kv| kv.hits);
@@ -389,7 +392,7 @@ fn cpu(report: &Report<'_>, text: &mut String) {
 
 fn keyspace(report: &Report<'_>, text: &mut String) {
     if report.keys > 0 {
-        lines!(text, "db0:keys={},expires=0,avg_ttl=0", report.keys;);
+        lines!(text, "db0:keys={},expires={},avg_ttl=0", report.keys, report.deadlines;);
     }
 }
 
@@ -514,6 +517,8 @@ pub(crate) mod tests {
             shard: Some(ShardReport::default()),
             memory: DbMemory::default(),
             keys: 12,
+            deadlines: 0,
+            expired: 0,
             unix_time_ms: 1,
         };
         report.write(&asked.iter().map(|word| word.as_bytes().to_vec()).collect::<Vec<_>>())

@@ -6,13 +6,14 @@ use lsm::{IterOptions, Value};
 use resp::{Protocol, Writer, parse_i64};
 
 use crate::command::bits::{BitQuery, STEP_BYTES, bit};
-use crate::command::commands::{Ask, SCAN_BYTES_MAX, part};
+use crate::command::commands::{Ask, SCAN_BYTES_MAX, TimeToLive, part};
 use crate::command::dump;
 use crate::command::fields::{self, FieldOperation};
 use crate::command::lcs::{Lcs, LcsOptions};
 use crate::command::refusal::{Refusal, engine_error_text};
 use crate::core::scan_table;
 use crate::core::state::CoreState;
+use crate::expiry::Deadline;
 use crate::read::stream::KEYS_PER_LOOKUP;
 use crate::read::walk::Walk;
 
@@ -55,8 +56,10 @@ pub(crate) fn write_answer(value: Option<&[u8]>, ask: Ask, writer: &mut Writer<'
             None,
         ) => writer.null(),
         (Ask::Type, value) => writer.simple(if value.is_some() { "string" } else { "none" }),
-        // As in Redis: -2 without the key, -1 without an expiry.
-        (Ask::TimeToLive, value) => writer.integer(if value.is_some() { -1 } else { -2 }),
+        // Without deadlines in the database; else `time_to_live` answers.
+        (Ask::TimeToLive(unit), value) => {
+            writer.integer(unit.answer(value.map(|_| Deadline::NEVER), 0));
+        }
     }
 }
 
@@ -88,7 +91,8 @@ const NO_FREQUENCY: &str = "ERR An LFU maxmemory policy is not selected, access 
 pub(crate) async fn look_up(state: &CoreState, key: &[u8], ask: Ask) -> lsm::Result<Option<Value>> {
     match state.reader.get(state.family, key, None).await {
         Err(error)
-            if error.kind() == lsm::Kind::Memory && matches!(ask, Ask::Type | Ask::TimeToLive) =>
+            if error.kind() == lsm::Kind::Memory
+                && matches!(ask, Ask::Type | Ask::TimeToLive(_)) =>
         {
             let there =
                 state.reader.contains(state.family, &[key]).await.pop().unwrap_or(Err(error))?;
@@ -96,6 +100,28 @@ pub(crate) async fn look_up(state: &CoreState, key: &[u8], ask: Ask) -> lsm::Res
         }
         answer => answer,
     }
+}
+
+/// `TTL` and its kin.
+pub(crate) async fn time_to_live(
+    state: &Rc<CoreState>,
+    key: &[u8],
+    unit: TimeToLive,
+    protocol: Protocol,
+) -> Vec<u8> {
+    let mut reply = Vec::new();
+    let mut writer = Writer::new(&mut reply, protocol);
+    match state.reader.look_up(state.family, key, None).await {
+        Ok(found) => {
+            let now_ms = state.core.unix_time_ms();
+            let deadline = found.map(|(_, deadline)| deadline);
+            let deadline = deadline.filter(|deadline| !deadline.has_passed(now_ms));
+            state.count_hit(deadline.is_some());
+            writer.integer(unit.answer(deadline, now_ms));
+        }
+        Err(error) => write_error(&error, &mut writer),
+    }
+    reply
 }
 
 /// Writes the reply of `MGET`, or the first error among the values.
@@ -473,7 +499,7 @@ mod tests {
             (Ask::IdleTime, ":0\r\n", "$-1\r\n"),
             (Ask::References, ":1\r\n", "$-1\r\n"),
             (Ask::Type, "+string\r\n", "+none\r\n"),
-            (Ask::TimeToLive, ":-1\r\n", ":-2\r\n"),
+            (Ask::TimeToLive(TimeToLive::Seconds), ":-1\r\n", ":-2\r\n"),
         ] {
             assert_eq!(reply(Some(b"abc"), ask), there);
             assert_eq!(reply(None, ask), missing);

@@ -3,11 +3,12 @@
 
 use std::rc::Rc;
 
-use lsm::{Iter, IterOptions, Snapshot};
+use lsm::{IterOptions, Snapshot};
 
 use crate::command::glob;
 use crate::command::range::{RangeBound, RangeQuery};
 use crate::core::state::CoreState;
+use crate::expiry::live::LiveIter;
 
 /// Steps between two yields to other tasks.
 const STEPS_PER_CHECK: u32 = 64;
@@ -42,7 +43,9 @@ pub(crate) struct Walk {
     pattern: Option<Vec<u8>>,
     prefix: Option<Vec<u8>>,
     expected: Option<usize>,
-    iter: Option<Iter>,
+    iter: Option<LiveIter>,
+    /// The time at which its keys have not expired, once it is frozen.
+    now_ms: Option<u64>,
     /// The key after which to continue, where there is no iterator; `None` at the beginning.
     last: Option<Vec<u8>>,
     ended: bool,
@@ -62,6 +65,7 @@ impl Walk {
             prefix: pattern.map(glob::literal_prefix).filter(|prefix| !prefix.is_empty()),
             expected: None,
             iter: None,
+            now_ms: None,
             last: None,
             ended: false,
             steps: 0,
@@ -82,6 +86,7 @@ impl Walk {
 
     /// Takes a snapshot: from now on it sees the present state.
     pub fn freeze(&mut self) -> lsm::Result<()> {
+        self.now_ms = Some(self.state.core.unix_time_ms());
         self.snapshot = Some(self.state.reader.snapshot()?);
         Ok(())
     }
@@ -104,12 +109,12 @@ impl Walk {
 
     /// The key at its position.
     pub fn key(&self) -> &[u8] {
-        self.iter.as_ref().map_or(&[], Iter::key)
+        self.iter.as_ref().map_or(&[], LiveIter::key)
     }
 
     /// The value at its position.
     pub fn value(&self) -> &[u8] {
-        self.iter.as_ref().map_or(&[], Iter::value)
+        self.iter.as_ref().map_or(&[], LiveIter::value)
     }
 
     /// Moves to the next key in the range, whether it matches the pattern or not; false after the
@@ -146,7 +151,7 @@ impl Walk {
     }
 
     fn valid(&self) -> bool {
-        self.iter.as_ref().is_some_and(Iter::valid)
+        self.iter.as_ref().is_some_and(LiveIter::valid)
     }
 
     async fn advance(&mut self) -> lsm::Result<()> {
@@ -179,7 +184,8 @@ impl Walk {
             expected: self.expected,
             expected_backward: self.reverse,
         };
-        let mut iter = self.state.reader.iter(self.state.family, options)?;
+        let now_ms = self.now_ms.unwrap_or_else(|| self.state.core.unix_time_ms());
+        let mut iter = self.state.reader.iter_at(self.state.family, options, now_ms)?;
         match (self.last.take(), self.reverse) {
             (Some(last), false) => {
                 iter.seek(&last).await?;

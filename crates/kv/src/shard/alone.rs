@@ -10,11 +10,12 @@ use std::cmp::Ordering;
 use std::collections::VecDeque;
 use std::rc::Rc;
 
-use lsm::{CfId, IterOptions, Reader};
+use lsm::{CfId, IterOptions};
 use reactor::{Class, Core};
 
 use crate::command::glob;
 use crate::command::operation::Operation;
+use crate::expiry::live::LiveReader;
 use crate::settings::FAMILY;
 use crate::shard::ShardState;
 use crate::shard::announce::Written;
@@ -47,10 +48,11 @@ impl ShardState {
         if let Some(text) = &*self.failed.borrow() {
             return Err(Answer::Failed(text.clone()));
         }
-        if steps.watching && self.watches.borrow_mut().take_conflict(connection) {
+        let now_ms = self.core.unix_time_ms();
+        if steps.watching && self.watches.borrow_mut().take_conflict(connection, now_ms) {
             return Err(Answer::Conflict);
         }
-        let mut keys = Keys::new(self.transaction_bytes_max(), steps.reply_bytes_max);
+        let mut keys = Keys::new(self.transaction_bytes_max(), steps.reply_bytes_max, now_ms);
         let mut answers = Vec::with_capacity(steps.list.len());
         for step in steps.list {
             answers.push(self.step_alone(step, &mut keys).await?);
@@ -66,7 +68,7 @@ impl ShardState {
         let engine = |error: lsm::Error| engine_answer(&error);
         match &mut step {
             Step::Count | Step::Walk(_) => {
-                return of_all_keys(&self.core, &self.reader, self.family, &step, keys).await;
+                return of_all_keys(&self.core, &self.live, self.family, &step, keys).await;
             }
             Step::Change(change) if change.kind.is_of_many_keys() => {
                 if !self.is_ascending() {
@@ -84,8 +86,8 @@ impl ShardState {
             }
             _ => {}
         }
-        learn(&self.reader, self.family, &mut step, keys).await?;
-        keys.execute(step, &|change, old| self.compute(change, old))
+        learn(&self.live, self.family, &mut step, keys).await?;
+        keys.execute(step, &|change, old, now| self.compute(change, old, now))
     }
 
     /// The number of keys of a range that have no state in the transaction, if they are to be
@@ -127,7 +129,7 @@ impl ShardState {
 
     /// Writes what a transaction leaves.
     async fn write_alone(&self, keys: &Keys, target: &mut AnswerTarget) -> Result<(), Answer> {
-        let (batch, _) = keys.batch(self.family);
+        let (batch, ..) = keys.batch(self.family);
         if batch.is_empty() {
             return Ok(());
         }
@@ -139,7 +141,7 @@ impl ShardState {
             self.watches.borrow_mut().touch(self.print(key));
         }
         let all = self.reader.db().keys().map_or(0, |all| all as i64);
-        self.write_removing(batch, keys.delta(all)).await?;
+        self.write_removing(batch, keys.delta(all), keys.notes()).await?;
         self.write_failed.set(false);
         if target.tells {
             target.wrote = keys.written().map(<[u8]>::to_vec).collect();
@@ -166,14 +168,14 @@ fn alone_written(keys: &Keys, author: Connection) -> Vec<Written> {
     written
 }
 
-fn is_counted(reader: &Reader, family: CfId) -> bool {
+fn is_counted(reader: &LiveReader, family: CfId) -> bool {
     family == FAMILY && reader.db().keys().is_some()
 }
 
 /// Answers a command that reads all keys or a range of them. Suspends for blocks.
 async fn of_all_keys(
     core: &Core,
-    reader: &Reader,
+    reader: &LiveReader,
     family: CfId,
     step: &Step,
     keys: &mut Keys,
@@ -190,7 +192,7 @@ async fn of_all_keys(
 /// order.
 async fn walk(
     core: &Core,
-    reader: &Reader,
+    reader: &LiveReader,
     family: CfId,
     query: &KeyWalk,
     keys: &mut Keys,
@@ -205,7 +207,7 @@ async fn walk(
         fill_cache: false,
         ..IterOptions::default()
     };
-    let mut iter = reader.iter(family, options).map_err(engine)?;
+    let mut iter = reader.iter_at(family, options, keys.now_ms()).map_err(engine)?;
     let mut own = VecDeque::from(keys.of_range(range));
     if *reverse {
         own.make_contiguous().reverse();
@@ -234,11 +236,10 @@ async fn walk(
         let mut value = None;
         let exists = match keys.state(&key) {
             None => !keys.has_removed(&key),
-            Some(OldValue::Value(known)) => {
-                value = values.then(|| known.clone());
-                true
+            Some(state) => {
+                value = state.bytes().filter(|_| *values).map(<[u8]>::to_vec);
+                state.exists()
             }
-            Some(state) => state.exists(),
         };
         if exists && pattern.as_deref().is_none_or(|pattern| glob::matches(pattern, &key)) {
             count += 1;
@@ -263,7 +264,7 @@ async fn walk(
 }
 
 /// `DBSIZE` in a transaction.
-fn count(reader: &Reader, family: CfId, keys: &Keys) -> Result<Answer, Answer> {
+fn count(reader: &LiveReader, family: CfId, keys: &Keys) -> Result<Answer, Answer> {
     let count = match reader.db().keys().filter(|_| is_counted(reader, family)) {
         Some(all) => all.saturating_add_signed(keys.delta(all as i64)),
         None => reader.approximate_keys(family).map_err(|error| engine_answer(&error))?,
@@ -273,7 +274,7 @@ fn count(reader: &Reader, family: CfId, keys: &Keys) -> Result<Answer, Answer> {
 
 /// Reads what a command must know about its keys. Suspends for blocks.
 async fn learn(
-    reader: &Reader,
+    reader: &LiveReader,
     family: CfId,
     step: &mut Step,
     keys: &mut Keys,
@@ -292,6 +293,13 @@ async fn learn(
             _ if keys.knows(&key, need) => continue,
             Need::Nothing => Ok(OldValue::Unknown),
             _ if !keys.has(&key) && keys.has_removed(&key) => Ok(OldValue::Missing),
+            _ if reader.has_deadlines() => {
+                let found = reader.look_up(family, &key, None).await;
+                found.map(|found| match found {
+                    Some((value, deadline)) => OldValue::of(value.to_vec(), deadline),
+                    None => OldValue::Missing,
+                })
+            }
             Need::Existence => {
                 let found = reader.contains(family, &[&key]).await.pop();
                 let exists = found.unwrap_or(Ok(false));
@@ -313,12 +321,16 @@ async fn learn(
 /// Executes a transaction on a node that does not write. Suspends for blocks.
 pub(crate) async fn execute_reads(
     core: &Core,
-    reader: &Reader,
+    reader: &LiveReader,
     family: CfId,
     steps: Steps,
     value_bytes_max: usize,
 ) -> Answer {
-    let mut keys = Keys::new(value_bytes_max.saturating_mul(VALUES_MAX), steps.reply_bytes_max);
+    let mut keys = Keys::new(
+        value_bytes_max.saturating_mul(VALUES_MAX),
+        steps.reply_bytes_max,
+        core.unix_time_ms(),
+    );
     let mut answers = Vec::with_capacity(steps.list.len());
     for mut step in steps.list {
         let answer = match step {
@@ -327,10 +339,11 @@ pub(crate) async fn execute_reads(
             }
             _ => match learn(reader, family, &mut step, &mut keys).await {
                 // Changes were refused when they were queued.
-                Ok(()) => keys.execute(step, &|_, _| MadeChange {
+                Ok(()) => keys.execute(step, &|_, _, _| MadeChange {
                     batch: None,
                     answer: Answer::Null,
                     built_bytes: 0,
+                    deadlines: Vec::new(),
                 }),
                 Err(refusal) => Err(refusal),
             },

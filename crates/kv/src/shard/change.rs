@@ -7,7 +7,7 @@
 
 use lsm::{BatchWriter, Op, WriteBatch};
 
-use crate::command::operation::{Operation, PutReply};
+use crate::command::operation::{Operation, PutReply, When};
 use crate::command::spec::CommandId;
 use crate::settings::{FAMILY, Settings};
 use crate::shard::execute::{NEED_EXISTENCE, NEED_NOTHING, NEED_VALUE, Steps};
@@ -31,6 +31,8 @@ pub struct Change {
     /// The commands of a transaction. Its batch then has each of their keys once, with what must
     /// be known about it.
     pub(crate) steps: Option<Box<Steps>>,
+    /// When the keys that it sets end, in their order; those that are missing here never end.
+    pub(crate) when: Vec<When>,
 }
 
 /// The commands that share a change. Only commands that set keys unconditionally share one; each of
@@ -61,12 +63,14 @@ impl Need {
     /// are `counted` must know whether they exist.
     pub(crate) fn of(kind: Operation, at: usize, counted: bool) -> Self {
         match kind {
-            Operation::Put | Operation::PutIf { only: None, reply: PutReply::Ok } if !counted => {
-                Need::Nothing
-            }
+            Operation::Put if !counted => Need::Nothing,
+            // Without deadlines it is not asked.
+            Operation::Watch => Need::Existence,
             Operation::Put | Operation::PutIfNone | Operation::Delete => Need::Existence,
             Operation::PutIf { reply: PutReply::Old, .. } => Need::Value,
-            Operation::PutIf { .. } | Operation::Restore { .. } => Need::Existence,
+            Operation::PutIf { .. } | Operation::Restore { .. } | Operation::Reclaim => {
+                Need::Existence
+            }
             // The first key is the one that gets the value.
             Operation::Transfer(_) | Operation::Combine(_) if at == 0 => Need::Existence,
             Operation::GetDelete
@@ -74,6 +78,8 @@ impl Need {
             | Operation::SetRange(_)
             | Operation::Add(_)
             | Operation::AddFloat(_)
+            | Operation::Expire(_)
+            | Operation::GetExpire
             | Operation::SetBit { .. }
             | Operation::Fields { .. }
             | Operation::Combine(_)
@@ -81,7 +87,6 @@ impl Need {
             Operation::Clear
             | Operation::DeleteRange
             | Operation::Sync
-            | Operation::Watch
             | Operation::Unwatch
             // Its batch says what each key needs: see [`Change::needs`].
             | Operation::Execute
@@ -131,7 +136,15 @@ pub enum Answer {
 
 impl Change {
     pub(crate) fn new(kind: Operation, batch: BatchWriter) -> Self {
-        Self { kind, batch, command: None, tells: false, commands: Commands::ONE, steps: None }
+        Self {
+            kind,
+            batch,
+            command: None,
+            tells: false,
+            commands: Commands::ONE,
+            steps: None,
+            when: Vec::new(),
+        }
     }
 
     /// Sets a key, like `SET`. Answered by [`Answer::Ok`].
@@ -150,6 +163,18 @@ impl Change {
     /// [`Change::puts`]. If a key occurs twice, the last value wins.
     pub fn also_put(&mut self, key: &[u8], value: &[u8]) {
         self.batch.put(FAMILY, key, value);
+    }
+
+    /// The same for a key that ends.
+    pub(crate) fn also_put_until(&mut self, key: &[u8], value: &[u8], when: When) {
+        self.when.resize(self.batch.count() as usize, When::Never);
+        self.also_put(key, value);
+        self.when.push(when);
+    }
+
+    /// When the key at a position ends.
+    pub(crate) fn when(&self, at: usize) -> When {
+        self.when.get(at).copied().unwrap_or_default()
     }
 
     /// Removes keys, like `DEL`. Answered by the number of keys that existed.
@@ -233,6 +258,7 @@ impl Change {
             return vec![self];
         }
         let mut wide = wide.into_iter().peekable();
+        let mut when = std::mem::take(&mut self.when).into_iter();
         let mut entries = entries(&mut self.batch);
         let mut apart = Vec::with_capacity(count as usize);
         for command in 0..count {
@@ -243,7 +269,11 @@ impl Change {
             };
             let mut change = Change { command: self.command, ..Change::puts() };
             for (key, value) in entries.by_ref().take(keys as usize) {
-                change.also_put(key, value.unwrap_or_default());
+                let value = value.unwrap_or_default();
+                match when.next().unwrap_or_default() {
+                    When::Never => change.also_put(key, value),
+                    when => change.also_put_until(key, value, when),
+                }
             }
             apart.push(change);
         }
@@ -280,7 +310,8 @@ impl Change {
     pub(crate) fn weight(&self) -> usize {
         let built = self.built_bytes_min().min(VALUE_BYTES_MAX);
         let steps = self.steps.as_ref().map_or(0, |steps| steps.weight());
-        self.len() + self.batch.count() as usize * KEY_BYTES + built + steps
+        let when = self.when.len() * size_of::<When>();
+        self.len() + self.batch.count() as usize * KEY_BYTES + built + steps + when
     }
 
     /// The length of the values that it builds, as far as it alone tells.
@@ -361,6 +392,8 @@ mod tests {
     fn a_plain_put_needs_no_knowledge_unless_keys_are_counted() {
         assert_eq!(Need::of(Operation::Put, 0, false), Need::Nothing);
         assert_eq!(Need::of(Operation::Put, 0, true), Need::Existence);
+        let keep = Operation::PutIf { only: None, reply: PutReply::Ok };
+        assert_eq!(Need::of(keep, 0, false), Need::Existence, "KEEPTTL asks for the deadline");
         assert_eq!(Need::of(Operation::Delete, 0, false), Need::Existence);
         assert_eq!(Need::of(Operation::Append, 0, false), Need::Value);
     }

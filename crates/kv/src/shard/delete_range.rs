@@ -13,6 +13,7 @@ use std::rc::Rc;
 use lsm::{BatchWriter, IterOptions, Op, WriteBatch};
 use reactor::Class;
 
+use crate::expiry::ledger::Noted;
 use crate::shard::ShardState;
 use crate::shard::announce::Written;
 use crate::shard::answers::{AnswerTarget, engine_answer};
@@ -140,7 +141,7 @@ impl ShardState {
         self.touch_existing(Some(&range)).await;
         let mut batch = BatchWriter::new();
         batch.delete_range(self.family, &range.start, &end);
-        match self.write_removing(batch, -keys).await {
+        match self.write_removing(batch, -keys, Vec::new()).await {
             Ok(()) => {
                 if self.is_tracked() {
                     self.announce([Written::Range(range)]);
@@ -156,11 +157,19 @@ impl ShardState {
     ///
     /// # Errors
     /// The answer to the client, if it is not written.
-    pub(super) async fn write_removing(&self, batch: BatchWriter, keys: i64) -> Result<(), Answer> {
+    pub(super) async fn write_removing(
+        &self,
+        batch: BatchWriter,
+        keys: i64,
+        notes: Vec<Noted>,
+    ) -> Result<(), Answer> {
+        if !notes.is_empty() {
+            self.ledger.begin();
+        }
         if let Some(text) = &*self.failed.borrow() {
             return Err(Answer::Failed(text.clone()));
         }
-        let written = match self.writer.submit(batch, self.counted(keys)) {
+        let written = match self.submit_noted(batch, self.counted(keys), notes) {
             Ok(written) => written.await,
             Err(error) => Err(error),
         };

@@ -16,6 +16,9 @@ use lsm::BatchWriter;
 use crate::command::bits::{BitOperation, STEP_BYTES};
 use crate::command::commands::Ask;
 use crate::command::operation::Operation;
+use crate::expiry::Deadline;
+use crate::expiry::ledger::Noted;
+use crate::expiry::record::hash;
 use crate::settings::FAMILY;
 use crate::shard::ShardState;
 use crate::shard::change::{Answer, Change, Need, entries};
@@ -141,7 +144,7 @@ impl Step {
 
 fn need_of(ask: Ask) -> Need {
     match ask {
-        Ask::Type | Ask::TimeToLive | Ask::Frequency | Ask::IdleTime => Need::Existence,
+        Ask::Type | Ask::TimeToLive(_) | Ask::Frequency | Ask::IdleTime => Need::Existence,
         Ask::Value
         | Ask::Length
         | Ask::Part { .. }
@@ -187,13 +190,15 @@ pub(super) struct Keys {
     bytes_max: usize,
     reply_bytes: usize,
     reply_bytes_max: usize,
+    /// The time of the transaction.
+    now_ms: u64,
 }
 
 /// Computes what a change writes, and its answer.
-pub(super) type Compute<'a> = &'a dyn Fn(Change, &mut Vec<OldValue>) -> MadeChange;
+pub(super) type Compute<'a> = &'a dyn Fn(Change, &mut Vec<OldValue>, u64) -> MadeChange;
 
 impl Keys {
-    pub fn new(bytes_max: usize, reply_bytes_max: usize) -> Self {
+    pub fn new(bytes_max: usize, reply_bytes_max: usize, now_ms: u64) -> Self {
         Self {
             states: BTreeMap::new(),
             removed: Vec::new(),
@@ -205,12 +210,14 @@ impl Keys {
             bytes_max,
             reply_bytes: 0,
             reply_bytes_max,
+            now_ms,
         }
     }
 
     /// Notes what was known about a key before the transaction.
     pub fn insert(&mut self, key: &[u8], old: OldValue) {
-        let state = KeyState { existed: old.exists(), now: old, written: None };
+        let now = old.at(self.now_ms);
+        let state = KeyState { existed: now.is_stored(), now, written: None };
         self.states.insert(key.to_vec(), state);
     }
 
@@ -225,7 +232,7 @@ impl Keys {
             return Err(too_much());
         }
         match self.states.get_mut(key) {
-            Some(state) => state.now = old,
+            Some(state) => state.now = old.at(self.now_ms),
             None => self.insert(key, old),
         }
         Ok(())
@@ -234,8 +241,13 @@ impl Keys {
     /// Whether the state of a key is known, as far as `need` asks.
     pub fn knows(&self, key: &[u8], need: Need) -> bool {
         match self.states.get(key).map(|state| &state.now) {
-            Some(OldValue::Missing | OldValue::Value(_)) => true,
-            Some(OldValue::There) => need <= Need::Existence,
+            Some(
+                OldValue::Missing
+                | OldValue::Expired
+                | OldValue::Value(_)
+                | OldValue::Until(_, Some(_)),
+            ) => true,
+            Some(OldValue::There | OldValue::Until(_, None)) => need <= Need::Existence,
             Some(OldValue::Unknown) => need == Need::Nothing,
             None => false,
         }
@@ -258,7 +270,11 @@ impl Keys {
         if self.cleared {
             return self.states.values().map(now).sum::<i64>() - all;
         }
-        let change = |state: &KeyState| now(state) - i64::from(state.existed);
+        // What has expired is not removed by being seen.
+        let change = |state: &KeyState| match state.now {
+            OldValue::Expired => 0,
+            _ => now(state) - i64::from(state.existed),
+        };
         self.states.values().map(change).sum::<i64>() - self.removed_keys
     }
 
@@ -297,6 +313,11 @@ impl Keys {
             },
             Step::Read(key, ask) => match need_of(ask) {
                 Need::Value => Answer::Old(self.value(&key)?),
+                _ if let Ask::TimeToLive(unit) = ask => {
+                    let state = self.states.get(&key).map(|state| &state.now);
+                    let found = state.filter(|now| now.exists()).map(OldValue::deadline);
+                    Answer::Integer(unit.answer(found, self.now_ms))
+                }
                 _ => Answer::Old(self.exists(&key).then(Vec::new)),
             },
             Step::Values(keys) => {
@@ -331,6 +352,11 @@ impl Keys {
         if self.bytes > self.bytes_max { Err(too_much()) } else { Ok(()) }
     }
 
+    /// The time of the transaction, in Unix milliseconds.
+    pub fn now_ms(&self) -> u64 {
+        self.now_ms
+    }
+
     /// The keys of a range that have a state, in order.
     pub fn of_range(&self, range: &KeyRange) -> Vec<Vec<u8>> {
         self.states.keys().filter(|key| range.has(key)).cloned().collect()
@@ -347,10 +373,10 @@ impl Keys {
 
     /// A copy of the value of a key.
     fn value(&mut self, key: &[u8]) -> Result<Option<Vec<u8>>, Answer> {
-        match self.states.get(key).map(|state| &state.now) {
-            Some(OldValue::Value(value)) => {
+        match self.states.get(key).and_then(|state| state.now.bytes()) {
+            Some(value) => {
                 self.bytes += value.len();
-                let value = (self.bytes <= self.bytes_max).then(|| value.clone());
+                let value = (self.bytes <= self.bytes_max).then(|| value.to_vec());
                 value.map(Some).ok_or_else(too_much)
             }
             _ => Ok(None),
@@ -370,17 +396,18 @@ impl Keys {
                 return Err(too_much());
             }
             old.push(match now {
-                OldValue::Value(_) if !needs_value => OldValue::There,
+                now if !needs_value => now.without_value(),
                 now => now.clone(),
             });
         }
-        let MadeChange { batch, answer, .. } = compute(change, &mut old);
+        let MadeChange { batch, answer, deadlines, .. } = compute(change, &mut old, self.now_ms);
         let mut batch = batch.unwrap_or_default();
-        for (key, value) in entries(&mut batch) {
+        for (at, (key, value)) in entries(&mut batch).enumerate() {
             let value = match value {
                 Some(value) => {
                     self.bytes += value.len();
-                    OldValue::Value(value.to_vec())
+                    let deadline = deadlines.get(at).copied().unwrap_or_default();
+                    OldValue::of(value.to_vec(), deadline)
                 }
                 None => OldValue::Missing,
             };
@@ -401,10 +428,8 @@ impl Keys {
         let mut keys = change.entries().map(|(key, _)| key);
         let Some(target) = keys.next() else { return Ok(Answer::Null) };
         for (number, key) in keys.enumerate() {
-            let source = match self.states.get(key).map(|state| &state.now) {
-                Some(OldValue::Value(value)) => &value[..],
-                _ => &[],
-            };
+            let source = self.states.get(key).and_then(|state| state.now.bytes());
+            let source = source.unwrap_or_default();
             self.bytes += source.len().max(result.len());
             if self.bytes > self.bytes_max {
                 return Err(too_much());
@@ -436,20 +461,33 @@ impl Keys {
     }
 
     /// What the transaction writes, each key once after the removed ranges, with the state of each
-    /// key before.
-    pub fn batch(&self, family: lsm::CfId) -> (BatchWriter, Vec<OldValue>) {
+    /// key before, and when each ends.
+    pub fn batch(&self, family: lsm::CfId) -> (BatchWriter, Vec<OldValue>, Vec<Deadline>) {
         let (mut batch, mut old) = (BatchWriter::new(), Vec::new());
+        let mut deadlines = Vec::new();
         for (start, end) in &self.removed {
             batch.delete_range(family, start, end);
         }
         for (key, state) in self.in_order() {
-            match &state.now {
-                OldValue::Value(value) => batch.put(family, key, value),
-                _ => batch.delete(family, key),
+            match state.now.bytes() {
+                Some(value) => batch.put(family, key, value),
+                None => batch.delete(family, key),
             }
+            deadlines.push(state.now.deadline());
             old.push(if state.existed { OldValue::There } else { OldValue::Missing });
         }
-        (batch, old)
+        (batch, old, deadlines)
+    }
+
+    /// The deadlines of what it writes, as [`Keys::batch`] has it.
+    pub fn notes(&self) -> Vec<Noted> {
+        let noted = self.in_order().into_iter().enumerate().filter_map(|(at, (key, state))| {
+            let deadline = state.now.deadline();
+            let value = state.now.bytes().filter(|_| deadline != Deadline::NEVER)?;
+            let at = (self.removed.len() + at) as u64;
+            Some(Noted { at, key: key.clone(), hash: hash(value), deadline })
+        });
+        noted.collect()
     }
 
     /// The keys that it writes, in the order of their first writes.
@@ -524,29 +562,35 @@ impl ShardState {
         mut change: Change,
         old: &mut Vec<OldValue>,
         connection: Connection,
+        now_ms: u64,
     ) -> Result<MadeChange, Answer> {
         let Some(steps) = change.steps.take() else {
-            return Ok(MadeChange { batch: None, answer: Answer::Null, built_bytes: 0 });
+            return Ok(MadeChange {
+                batch: None,
+                answer: Answer::Null,
+                built_bytes: 0,
+                deadlines: Vec::new(),
+            });
         };
-        if steps.watching && self.watches.borrow_mut().take_conflict(connection) {
+        if steps.watching && self.watches.borrow_mut().take_conflict(connection, now_ms) {
             return Err(Answer::Conflict);
         }
         let builds = steps.built_bytes_min() > 0;
-        let mut keys = Keys::new(self.transaction_bytes_max(), steps.reply_bytes_max);
+        let mut keys = Keys::new(self.transaction_bytes_max(), steps.reply_bytes_max, now_ms);
         for ((key, _), old) in change.entries().zip(old.drain(..)) {
             keys.insert(key, old);
         }
         let mut answers = Vec::with_capacity(steps.list.len());
         for step in steps.list {
-            answers.push(keys.execute(step, &|change, old| self.compute(change, old))?);
+            answers.push(keys.execute(step, &|change, old, now| self.compute(change, old, now))?);
         }
         keys.check_replies()?;
         self.watches.borrow_mut().end(connection);
-        let (batch, before) = keys.batch(FAMILY);
+        let (batch, before, deadlines) = keys.batch(FAMILY);
         *old = before;
         let built_bytes = if builds { batch.len() } else { 0 };
         let batch = (!batch.is_empty()).then_some(batch);
-        Ok(MadeChange { built_bytes, batch, answer: Answer::Executed(answers) })
+        Ok(MadeChange { built_bytes, batch, answer: Answer::Executed(answers), deadlines })
     }
 }
 
@@ -562,7 +606,7 @@ mod tests {
     }
 
     /// Values of up to ten bytes.
-    fn compute(mut change: Change, old: &mut Vec<OldValue>) -> MadeChange {
+    fn compute(mut change: Change, old: &mut Vec<OldValue>, _: u64) -> MadeChange {
         let kind = change.kind;
         let (key, operand) = change.entries().next().unwrap();
         let (write, answer) = modify(kind, old.remove(0), operand.unwrap(), 10);
@@ -571,11 +615,11 @@ mod tests {
             Write::AsItIs => Some(put(key, operand.unwrap())),
             Write::Value(value) => Some(put(key, &value)),
         };
-        MadeChange { batch, answer, built_bytes: 0 }
+        MadeChange { batch, answer, built_bytes: 0, deadlines: Vec::new() }
     }
 
     fn keys() -> Keys {
-        let mut keys = Keys::new(40, 1000);
+        let mut keys = Keys::new(40, 1000, 7);
         keys.insert(b"a", OldValue::Value(b"1".to_vec()));
         keys.insert(b"b", OldValue::Missing);
         keys
@@ -595,7 +639,7 @@ mod tests {
         let expected =
             [Answer::Integer(2), Answer::Old(two()), Answer::Integer(1), Answer::Integer(2)];
         assert_eq!(answers, expected);
-        let (mut batch, old) = keys.batch(FAMILY);
+        let (mut batch, old, _) = keys.batch(FAMILY);
         let expected = [(&b"a"[..], Some(&b"2"[..])), (b"b", Some(b"x"))];
         assert_eq!(entries(&mut batch).collect::<Vec<_>>(), expected);
         assert_eq!(old, [OldValue::There, OldValue::Missing]);

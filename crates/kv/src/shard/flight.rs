@@ -10,6 +10,9 @@ use std::task::{Context, Poll};
 
 use lsm::{BatchWriter, Written};
 
+use crate::expiry::Deadline;
+use crate::expiry::ledger::Noted;
+use crate::expiry::record::hash;
 use crate::settings::FAMILY;
 use crate::shard::answers::AnswerTarget;
 use crate::shard::change::{Answer, entries};
@@ -38,15 +41,17 @@ pub(super) struct Gathered {
     authors: Vec<(Connection, usize)>,
     built_bytes: usize,
     pub answers: Vec<(AnswerTarget, Answer)>,
+    /// The deadlines of its values.
+    notes: Vec<Noted>,
 }
 
 impl ShardState {
     /// Adds a batch to those that go to the engine next. `old` is what was there before it, key by
-    /// key.
+    /// key, and `deadlines` when its keys end; those that are missing there never end.
     pub(super) fn gather(
         &self,
         mut batch: BatchWriter,
-        old: &[OldValue],
+        (old, deadlines): (&[OldValue], &[Deadline]),
         built_bytes: usize,
         (mut target, answer): (AnswerTarget, Answer),
     ) {
@@ -60,15 +65,25 @@ impl ShardState {
         let mut known = self.known.borrow_mut();
         let mut watches = self.watches.borrow_mut();
         let keys_before = gathered.keys.len();
-        for ((key, value), old) in entries(&mut batch).zip(old) {
+        let first = u64::from(gathered.batch.count());
+        for (at, ((key, value), old)) in entries(&mut batch).zip(old).enumerate() {
+            let deadline = deadlines.get(at).copied().unwrap_or_default();
+            if let Some(value) = value.filter(|_| deadline != Deadline::NEVER) {
+                self.ledger.begin();
+                let at = first + at as u64;
+                gathered.notes.push(Noted { at, key: key.to_vec(), hash: hash(value), deadline });
+            }
             let print = self.print(key);
             // A key that the batch names twice has the state that the first operation left.
             let before = match overlay.newest(key, print) {
                 Some((last, newest)) if *last == ticket => *newest != Newest::Missing,
-                _ => old.exists(),
+                _ => old.is_stored(),
             };
             known.set(print, value.is_some());
-            watches.touch(print);
+            match (value, old) {
+                (None, OldValue::Expired) => watches.touch_expired(print),
+                _ => watches.touch(print),
+            }
             if target.tells {
                 target.wrote.push(key.to_vec());
             }
@@ -76,9 +91,9 @@ impl ShardState {
             let newest = match value {
                 None => Newest::Missing,
                 Some(value) if small && value.len() <= KEPT_BYTES_MAX => {
-                    Newest::Value(value.into())
+                    Newest::Value(value.into(), deadline)
                 }
-                Some(_) => Newest::There,
+                Some(_) => Newest::There(deadline),
             };
             gathered.keys.push(overlay.write(key, print, ticket, newest));
         }
@@ -108,14 +123,15 @@ impl ShardState {
 
     /// Hands the gathered changes to the engine.
     pub(super) fn submit(&self) {
-        let Gathered { batch, delta, keys, authors, built_bytes, answers } = self.gathered.take();
+        let Gathered { batch, delta, keys, authors, built_bytes, answers, notes } =
+            self.gathered.take();
         if batch.is_empty() {
             return;
         }
         let batch =
             if lsm::mutant("transactions_are_divided") { self.divide(batch) } else { batch };
         let ticket = self.ticket.get() + 1;
-        match self.writer.submit(batch, self.counted(delta)) {
+        match self.submit_noted(batch, self.counted(delta), notes) {
             Ok(written) => {
                 self.ticket.set(ticket);
                 let written = Some((ticket, written, keys));
@@ -131,6 +147,19 @@ impl ShardState {
                     self.answer_in_turn(target, answer.clone());
                 }
             }
+        }
+    }
+
+    /// Hands a batch to the engine, with the deadlines of its values.
+    pub(super) fn submit_noted(
+        &self,
+        batch: BatchWriter,
+        keys: Option<i64>,
+        notes: Vec<Noted>,
+    ) -> lsm::Result<Written> {
+        match notes.is_empty() && !self.ledger.must_note() {
+            true => self.writer.submit(batch, keys),
+            false => self.writer.submit_noted(batch, keys, Box::new(notes)),
         }
     }
 
@@ -253,6 +282,7 @@ impl ShardState {
     pub(super) fn fail(&self, error: &lsm::Error) -> Answer {
         let text = || Box::from(format!("MISCONF Errors writing to the database: {error}"));
         self.known.borrow_mut().forget();
+        self.ledger.refused();
         self.refusals.set(self.refusals.get() + 1);
         self.write_failed.set(true);
         if self.writer.failure().is_none() {

@@ -2,6 +2,8 @@
 
 use lsm::{Error, Kind, Value};
 
+use crate::command::operation::Operation;
+use crate::expiry::Deadline;
 use crate::shard::ShardState;
 use crate::shard::change::{Change, Need};
 use crate::shard::execute::TOO_MUCH;
@@ -30,14 +32,17 @@ impl ShardState {
         let mut all = Vec::with_capacity(change.batch.count() as usize);
         let mut complete = true;
         let known = self.known.borrow();
+        // Whether a key has expired does not matter to one that is set whatever was there.
+        let change_kind = change.kind;
+        let asks = change_kind != Operation::Put && self.live.has_deadlines();
         for (key, need) in change.needs(self.is_counted()) {
-            if need == Need::Nothing {
+            if need == Need::Nothing || !asks && change_kind == Operation::Watch {
                 all.push(OldValue::Unknown);
                 continue;
             }
             let print = self.print(key);
             match (known.get(print), need) {
-                (Some(true), Need::Existence) => {
+                (Some(true), Need::Existence) if !asks => {
                     all.push(OldValue::There);
                     continue;
                 }
@@ -49,10 +54,27 @@ impl ShardState {
             }
             let old = match (need, overlay.newest(key, print)) {
                 (_, Some((_, Newest::Missing))) => OldValue::Missing,
-                (Need::Existence | Need::Nothing, Some(_)) => OldValue::There,
-                (Need::Value, Some((_, Newest::Value(value)))) => OldValue::Value(value.to_vec()),
-                (Need::Value, Some((ticket, Newest::There))) => return Knowledge::After(*ticket),
+                (
+                    Need::Existence | Need::Nothing,
+                    Some((_, Newest::There(deadline) | Newest::Value(_, deadline))),
+                ) => OldValue::There.until(*deadline),
+                (Need::Value, Some((_, Newest::Value(value, deadline)))) => {
+                    OldValue::of(value.to_vec(), *deadline)
+                }
+                (Need::Value, Some((ticket, Newest::There(_)))) => {
+                    return Knowledge::After(*ticket);
+                }
                 (_, None) => match self.reader.get_cached(self.family, key) {
+                    Some(Ok(found)) if asks && found.is_some() => {
+                        match self.live.has_none_cached(self.family, key) {
+                            Some(Ok(())) => old_state(found, need),
+                            Some(Err(error)) => return Knowledge::Failed(error),
+                            None => {
+                                complete = false;
+                                OldValue::Unknown
+                            }
+                        }
+                    }
                     Some(Ok(found)) => old_state(found, need),
                     Some(Err(error)) => return Knowledge::Failed(error),
                     None => {
@@ -77,10 +99,13 @@ impl ShardState {
                     self.changed.wait_until(|| self.landed.get() >= ticket).await
                 }
                 Knowledge::Partial(mut old) => {
+                    let kind = change.kind;
+                    let asks = kind != Operation::Put && self.live.has_deadlines();
                     let (mut existence, mut values) = (Vec::new(), Vec::new());
                     for (at, (key, need)) in change.needs(self.is_counted()).enumerate() {
                         match need {
                             _ if old[at] != OldValue::Unknown => {}
+                            _ if kind == Operation::Watch && !asks => {}
                             Need::Nothing => {}
                             Need::Existence => existence.push((at, key)),
                             Need::Value => values.push((at, key)),
@@ -89,16 +114,23 @@ impl ShardState {
                     for some in existence.chunks(READ_TOGETHER) {
                         let keys: Vec<&[u8]> = some.iter().map(|(_, key)| *key).collect();
                         let found = self.reader.contains(self.family, &keys).await;
-                        for ((at, _), found) in some.iter().zip(found) {
-                            old[*at] = if found? { OldValue::There } else { OldValue::Missing };
+                        for ((at, key), found) in some.iter().zip(found) {
+                            old[*at] = match found? {
+                                true if asks => self.with_deadline(key, Need::Existence).await?,
+                                true => OldValue::There,
+                                false => OldValue::Missing,
+                            };
                         }
                     }
                     let mut bytes = 0;
                     for some in values.chunks(VALUES_TOGETHER) {
                         let keys: Vec<&[u8]> = some.iter().map(|(_, key)| *key).collect();
                         let found = self.reader.multi_get(self.family, &keys, None).await;
-                        for ((at, _), found) in some.iter().zip(found) {
-                            old[*at] = old_state(found?, Need::Value);
+                        for ((at, key), found) in some.iter().zip(found) {
+                            old[*at] = match found? {
+                                Some(_) if asks => self.with_deadline(key, Need::Value).await?,
+                                found => old_state(found, Need::Value),
+                            };
                             bytes += old[*at].len();
                         }
                         if values.len() > 1 && bytes > self.transaction_bytes_max() {
@@ -112,6 +144,27 @@ impl ShardState {
                 }
             }
         }
+    }
+}
+
+impl ShardState {
+    /// Reads a key with its deadline.
+    async fn with_deadline(&self, key: &[u8], need: Need) -> lsm::Result<OldValue> {
+        let found = match self.live.has_none_cached(self.family, key) {
+            Some(none) => {
+                none?;
+                if need == Need::Existence {
+                    return Ok(OldValue::There);
+                }
+                let value = self.reader.get(self.family, key, None).await?;
+                value.map(|value| (value, Deadline::NEVER))
+            }
+            None => self.live.look_up(self.family, key, None).await?,
+        };
+        Ok(match found {
+            Some((value, deadline)) => old_state(Some(value), need).until(deadline),
+            None => OldValue::Missing,
+        })
     }
 }
 

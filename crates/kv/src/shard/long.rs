@@ -139,7 +139,11 @@ impl ShardState {
                 }
             }
             let old = match self.source(target).await? {
-                Source::Missing => OldValue::Missing,
+                // It may have expired.
+                Source::Missing => match self.is_stored(target).await? {
+                    true => OldValue::Expired,
+                    false => OldValue::Missing,
+                },
                 _ => OldValue::There,
             };
             // After a refusal the knowledge may be wrong.
@@ -149,6 +153,17 @@ impl ShardState {
         }
     }
 
+    /// Whether the engine has a key, or will have it when all writes have landed.
+    async fn is_stored(&self, key: &[u8]) -> lsm::Result<bool> {
+        if !self.live.has_deadlines() {
+            return Ok(false);
+        }
+        if let Some((_, newest)) = self.overlay.borrow().newest(key, self.print(key)) {
+            return Ok(*newest != Newest::Missing);
+        }
+        self.reader.contains(self.family, &[key]).await.pop().unwrap_or(Ok(false))
+    }
+
     /// The value of a key of a change whose turn it is.
     async fn source(&self, key: &[u8]) -> lsm::Result<Source> {
         let print = self.print(key);
@@ -156,12 +171,17 @@ impl ShardState {
             let newest = self.overlay.borrow().newest(key, print).cloned();
             match newest {
                 Some((_, Newest::Missing)) => return Ok(Source::Missing),
-                Some((_, Newest::Value(value))) => return Ok(Source::Written(value)),
-                Some((ticket, Newest::There)) => {
+                Some((_, Newest::There(deadline) | Newest::Value(_, deadline)))
+                    if deadline.has_passed(self.core.unix_time_ms()) =>
+                {
+                    return Ok(Source::Missing);
+                }
+                Some((_, Newest::Value(value, _))) => return Ok(Source::Written(value)),
+                Some((ticket, Newest::There(_))) => {
                     self.changed.wait_until(|| self.landed.get() >= ticket).await;
                 }
                 None => {
-                    let value = self.reader.get(self.family, key, None).await?;
+                    let value = self.live.get(self.family, key, None).await?;
                     return Ok(value.map_or(Source::Missing, Source::Read));
                 }
             }

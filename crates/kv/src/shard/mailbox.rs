@@ -28,6 +28,7 @@ impl Shard {
     pub async fn attach(&self, node: &Arc<NodeState>) {
         let shard = self.0.clone();
         shard.posters.get_or_init(|| Posters::new(node));
+        let _ = node.expiry.set(shard.ledger.shared().clone());
         let settings = node.settings();
         shard.value_bytes_max.set(settings.value_bytes_max());
         shard.built_bytes_max.set(settings.writes_bytes_max.min(BUILT_BYTES_MAX));

@@ -7,7 +7,8 @@ use std::rc::Rc;
 use lsm::BatchWriter;
 use reactor::Class;
 
-use crate::command::operation::{Operation, Transfer};
+use crate::command::operation::{Operation, Transfer, When};
+use crate::expiry::Deadline;
 use crate::settings::FAMILY;
 use crate::shard::ShardState;
 use crate::shard::announce::Written;
@@ -34,6 +35,8 @@ pub(super) struct MadeChange {
     pub answer: Answer,
     /// Length of the value that was built here.
     pub built_bytes: usize,
+    /// When the keys of the batch end, in their order; those that are missing here never end.
+    pub deadlines: Vec<Deadline>,
 }
 
 impl ShardState {
@@ -43,7 +46,11 @@ impl ShardState {
             && let Some(steps) = change.steps.as_mut().filter(|steps| steps.watching)
         {
             steps.watching = false;
-            if self.watches.borrow_mut().take_conflict(target.answers.connection) {
+            if self
+                .watches
+                .borrow_mut()
+                .take_conflict(target.answers.connection, self.core.unix_time_ms())
+            {
                 return self.answer_in_turn(target, Answer::Conflict);
             }
         }
@@ -89,6 +96,9 @@ impl ShardState {
                 Ok(written) => written.await,
                 Err(error) => Err(error),
             };
+            if cleared.is_ok() {
+                shard.ledger.clear().await;
+            }
             let answer = match cleared {
                 Ok(_) => {
                     shard.known.borrow_mut().clear();
@@ -107,9 +117,15 @@ impl ShardState {
     /// Makes a change whose old values are known.
     pub(super) fn make(&self, change: Change, mut old: Vec<OldValue>, target: AnswerTarget) {
         let connection = target.answers.connection;
+        let now_ms = self.core.unix_time_ms();
+        for old in &mut old {
+            if let OldValue::Until(..) = old {
+                *old = mem::replace(old, OldValue::Unknown).at(now_ms);
+            }
+        }
         match change.kind {
             Operation::Sync => return self.sync(target),
-            Operation::Watch => return self.watch(change, target),
+            Operation::Watch => return self.watch(change, &old, target),
             Operation::Unwatch => {
                 self.watches.borrow_mut().end(connection);
                 return self.answer_in_turn(target, Answer::Ok);
@@ -120,10 +136,11 @@ impl ShardState {
             return self.answer_in_turn(target, Answer::Failed(text.clone()));
         }
         let made = match change.kind {
-            Operation::Execute => self.execute(change, &mut old, connection),
-            _ => Ok(self.compute(change, &mut old)),
+            Operation::Execute => self.execute(change, &mut old, connection, now_ms),
+            Operation::Reclaim => Ok(self.reclaim(change, &mut old)),
+            _ => Ok(self.compute(change, &mut old, now_ms)),
         };
-        let MadeChange { batch, answer, built_bytes } = match made {
+        let MadeChange { batch, answer, built_bytes, deadlines } = match made {
             Ok(made) => made,
             Err(refusal) => return self.answer_in_turn(target, refusal),
         };
@@ -140,7 +157,7 @@ impl ShardState {
                 if alone || self.gathered.borrow().batch.len() > GATHERED_BYTES {
                     self.submit();
                 }
-                self.gather(batch, &old, built_bytes, (target, answer));
+                self.gather(batch, (&old, &deadlines), built_bytes, (target, answer));
                 if alone {
                     self.submit();
                 }
@@ -151,8 +168,14 @@ impl ShardState {
 
     /// Computes what a change writes and how it is answered. `old` becomes the state before the
     /// batch that is written.
-    pub(super) fn compute(&self, mut change: Change, old: &mut Vec<OldValue>) -> MadeChange {
+    pub(super) fn compute(
+        &self,
+        mut change: Change,
+        old: &mut Vec<OldValue>,
+        now_ms: u64,
+    ) -> MadeChange {
         let (batch, answer) = match change.kind {
+            Operation::Put if !change.when.is_empty() => return put_until(change, now_ms),
             Operation::Put => (Some(change.batch), Answer::Ok),
             Operation::PutIfNone if old.iter().any(OldValue::exists) => (None, Answer::Integer(0)),
             Operation::PutIfNone => (Some(change.batch), Answer::Integer(1)),
@@ -160,45 +183,93 @@ impl ShardState {
                 let (batch, count) = existing(&mut change.batch, old);
                 ((count > 0).then_some(batch), Answer::Integer(count))
             }
+            Operation::Reclaim => (None, Answer::Null),
             Operation::Combine(_) => return combined(change.batch),
             Operation::Transfer(how) => return transfer(how, change.batch, old),
-            kind => return self.compute_one(kind, change.batch, old),
+            _ => return self.compute_one(change, old, now_ms),
         };
-        MadeChange { batch, answer, built_bytes: 0 }
+        MadeChange { batch, answer, built_bytes: 0, deadlines: Vec::new() }
     }
 
     /// The same for a change of one key that depends on its old value.
-    fn compute_one(
-        &self,
-        kind: Operation,
-        mut change: BatchWriter,
-        old: &mut [OldValue],
-    ) -> MadeChange {
-        let mut made = MadeChange { batch: None, answer: Answer::Null, built_bytes: 0 };
+    fn compute_one(&self, change: Change, old: &mut [OldValue], now_ms: u64) -> MadeChange {
+        let (kind, when) = (change.kind, change.when(0));
+        let mut change = change.batch;
+        let mut made =
+            MadeChange { batch: None, answer: Answer::Null, built_bytes: 0, deadlines: Vec::new() };
         let Some((key, operand)) = entries(&mut change).next() else { return made };
-        let before = old[0].exists();
-        let (write, answer) = modify::modify(
-            kind,
-            mem::replace(&mut old[0], OldValue::There),
-            operand.unwrap_or_default(),
-            self.value_bytes_max.get(),
-        );
-        made.answer = answer;
-        made.batch = match write {
-            Write::Nothing => None,
-            Write::AsItIs => {
-                if matches!(kind, Operation::Restore { .. }) {
-                    made.built_bytes = change.len();
-                }
-                Some(change)
-            }
-            Write::Value(value) => {
-                made.built_bytes = value.len();
-                Some(modify::put(key, &value))
-            }
+        let before = mem::replace(&mut old[0], OldValue::There);
+        let (known, exists) = (before.deadline(), before.exists());
+        if !exists {
+            old[0] = before.without_value();
+        }
+        let asked_ms = match when {
+            When::At(at) => at,
+            When::In(ms) => ms.saturating_add_unsigned(now_ms),
+            When::Never | When::Keep | When::Refused(_) => i64::MAX,
         };
-        if !before {
-            old[0] = OldValue::Missing;
+        if let Operation::Expire(only) = kind
+            && !(exists && only.allows(known, asked_ms))
+        {
+            made.answer = Answer::Integer(0);
+            return made;
+        }
+        let (write, answer) =
+            modify::modify(kind, before, operand.unwrap_or_default(), self.value_bytes_max.get());
+        made.answer = answer;
+        let value = match &write {
+            Write::Nothing => return made,
+            Write::AsItIs => operand,
+            Write::Value(value) => Some(&value[..]),
+        };
+        if let When::Refused(text) = when {
+            made.answer = Answer::Refused(text);
+            return made;
+        }
+        let when = if kind.keeps_deadline() { When::Keep } else { when };
+        match when.deadline(now_ms, known) {
+            Some(deadline) => made.deadlines.push(deadline),
+            None => {
+                // It ends at once.
+                let mut removal = BatchWriter::new();
+                removal.delete(FAMILY, key);
+                made.batch = exists.then_some(removal);
+                return made;
+            }
+        }
+        if matches!(write, Write::Value(_)) || matches!(kind, Operation::Restore { .. }) {
+            made.built_bytes = value.map_or(0, <[u8]>::len);
+        }
+        made.batch = match write {
+            Write::Value(value) => Some(modify::put(key, &value)),
+            _ => Some(change),
+        };
+        made
+    }
+
+    /// Removes a key that has expired. The answer is 0 if it has a deadline that has not passed,
+    /// but should have: the clock was set back.
+    fn reclaim(&self, mut change: Change, old: &mut [OldValue]) -> MadeChange {
+        let mut made = MadeChange {
+            batch: None,
+            answer: Answer::Integer(1),
+            built_bytes: 0,
+            deadlines: Vec::new(),
+        };
+        let Some((key, Some(due))) = change.entries().next() else { return made };
+        match &old[0] {
+            OldValue::Expired => {
+                let mut removal = BatchWriter::new();
+                removal.delete(FAMILY, key);
+                made.batch = Some(removal);
+                self.ledger.count_expired(1);
+            }
+            OldValue::Until(deadline, _)
+                if deadline.unix_ms().is_some_and(|at| at.to_be_bytes() == *due) =>
+            {
+                made.answer = Answer::Integer(0);
+            }
+            _ => {}
         }
         made
     }
@@ -216,17 +287,41 @@ impl ShardState {
     }
 }
 
+/// Sets keys that end. Those that end at once are removed.
+fn put_until(mut change: Change, now_ms: u64) -> MadeChange {
+    let when = mem::take(&mut change.when);
+    let at = |at: usize| when.get(at).copied().unwrap_or_default();
+    let mut deadlines = Vec::with_capacity(when.len());
+    let mut any_ends = false;
+    for when in &when {
+        let deadline = when.deadline(now_ms, Deadline::NEVER);
+        any_ends |= deadline.is_none();
+        deadlines.push(deadline.unwrap_or_default());
+    }
+    if any_ends {
+        let mut batch = BatchWriter::new();
+        for (number, (key, value)) in change.entries().enumerate() {
+            match at(number).deadline(now_ms, Deadline::NEVER) {
+                Some(_) => batch.put(FAMILY, key, value.unwrap_or_default()),
+                None => batch.delete(FAMILY, key),
+            }
+        }
+        change.batch = batch;
+    }
+    MadeChange { batch: Some(change.batch), answer: Answer::Ok, built_bytes: 0, deadlines }
+}
+
 /// Stores the result of a `BITOP`.
 fn combined(mut batch: BatchWriter) -> MadeChange {
     let length = entries(&mut batch).next().map(|(_, value)| value.map_or(0, <[u8]>::len));
     let built_bytes = length.unwrap_or(0);
     let answer = Answer::Integer(built_bytes as i64);
-    MadeChange { batch: length.map(|_| batch), answer, built_bytes }
+    MadeChange { batch: length.map(|_| batch), answer, built_bytes, deadlines: Vec::new() }
 }
 
 /// Gives a key the value of another one. `old` becomes the state before the batch.
 fn transfer(how: Transfer, mut batch: BatchWriter, old: &mut Vec<OldValue>) -> MadeChange {
-    let none = |answer| MadeChange { batch: None, answer, built_bytes: 0 };
+    let none = |answer| MadeChange { batch: None, answer, built_bytes: 0, deadlines: Vec::new() };
     let keys: Vec<&[u8]> = entries(&mut batch).map(|(key, _)| key).collect();
     let &[to, from] = &keys[..] else { return none(Answer::Null) };
     let [target, source] = &mut old[..] else { return none(Answer::Null) };
@@ -240,6 +335,7 @@ fn transfer(how: Transfer, mut batch: BatchWriter, old: &mut Vec<OldValue>) -> M
         }
         _ => {}
     }
+    let deadline = source.deadline();
     let value = mem::replace(source, OldValue::There).into_bytes();
     let mut made = BatchWriter::new();
     if how.moves() {
@@ -251,7 +347,7 @@ fn transfer(how: Transfer, mut batch: BatchWriter, old: &mut Vec<OldValue>) -> M
     }
     made.put(FAMILY, to, &value);
     let answer = if how == Transfer::Rename { Answer::Ok } else { Answer::Integer(1) };
-    MadeChange { batch: Some(made), answer, built_bytes: value.len() }
+    MadeChange { batch: Some(made), answer, built_bytes: value.len(), deadlines: vec![deadline] }
 }
 
 /// Keeps the removals of existing keys, each once, and counts them. `old` becomes the state before

@@ -49,6 +49,7 @@ mod make;
 mod modify;
 mod overlay;
 pub(crate) mod parcel;
+mod reclaim;
 pub(crate) mod turns;
 mod watches;
 
@@ -57,6 +58,7 @@ use std::collections::{BTreeSet, VecDeque};
 use std::future::{Future, poll_fn};
 use std::path::Path;
 use std::rc::Rc;
+use std::sync::{Arc, OnceLock};
 use std::task::Waker;
 
 use lsm::{
@@ -67,6 +69,8 @@ use reactor::{Class, Core, Event, JoinHandle, timeout};
 use twox_hash::XxHash3_128;
 
 use crate::core::ask::Posters;
+use crate::expiry::ledger::Ledger;
+use crate::expiry::live::LiveReader;
 use crate::settings::FAMILY;
 use crate::shard::announce::{Announcements, Written};
 use crate::shard::answers::{AnswerTarget, Origin};
@@ -77,6 +81,7 @@ use crate::shard::job::Job;
 use crate::shard::known::{Fingerprint, KnownKeys};
 use crate::shard::overlay::{Overlay, Ticket};
 use crate::shard::parcel::{AnswerSlot, Answered};
+use crate::shard::reclaim::reclaim_all;
 use crate::shard::turns::{Connection, Turns};
 use crate::shard::watches::Watches;
 
@@ -111,6 +116,9 @@ struct ShardState {
     core: Core,
     reader: Reader,
     writer: Writer,
+    /// Its deadlines, and the reader that sees them.
+    ledger: Ledger,
+    live: LiveReader,
     /// The column family that it changes.
     family: CfId,
     overlay: RefCell<Overlay<Job>>,
@@ -209,10 +217,15 @@ impl Shard {
         known_bytes: usize,
     ) -> Self {
         let is_empty = family == FAMILY && reader.db().keys() == Some(0);
+        let ledger = Ledger::new(core, family, reader.clone(), writer.clone());
+        let shared = Arc::new(OnceLock::from(ledger.shared().clone()));
+        let live = LiveReader::new(reader.clone(), shared);
         let shard = Rc::new(ShardState {
             core: core.clone(),
             reader,
             writer,
+            ledger,
+            live,
             family,
             overlay: RefCell::default(),
             known: RefCell::new(KnownKeys::new(known_bytes, is_empty)),
@@ -250,7 +263,18 @@ impl Shard {
         });
         let lander = core.spawn(Class::Foreground, land_all(shard.clone()));
         shard.tasks.borrow_mut().push(lander);
+        let reclaimer = core.spawn(Class::Background, reclaim_all(shard.clone()));
+        shard.tasks.borrow_mut().push(reclaimer);
         Self(shard)
+    }
+
+    /// Takes the deadlines of the database into use; before the first change. Suspends for the
+    /// disk.
+    ///
+    /// # Errors
+    /// Those of [`Db::open_for_writing`](lsm::Db::open_for_writing).
+    pub async fn open_deadlines(&self) -> lsm::Result<()> {
+        self.0.ledger.open().await
     }
 
     /// Makes a change: suspends until it is as durable as the database was opened for, and visible.
@@ -446,7 +470,8 @@ impl Shard {
     /// The error that ended all writing earlier, if any.
     pub async fn close(&self) -> lsm::Result<()> {
         self.end().await;
-        self.0.writer.close().await
+        let closed = self.0.writer.close().await;
+        self.0.ledger.close().await.and(closed)
     }
 
     /// As [`Shard::close`], for a successor that opens the database at once:
@@ -456,7 +481,8 @@ impl Shard {
     /// Those of [`Shard::close`].
     pub async fn hand_over(&self) -> lsm::Result<()> {
         self.end().await;
-        self.0.writer.hand_over().await
+        let closed = self.0.writer.hand_over().await;
+        self.0.ledger.hand_over().await.and(closed)
     }
 
     async fn end(&self) {

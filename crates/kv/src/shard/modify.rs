@@ -9,6 +9,7 @@ use crate::command::dump::Restore;
 use crate::command::fields;
 use crate::command::long_double::LongDouble;
 use crate::command::operation::{Condition, Operation, Payload, PutReply};
+use crate::expiry::Deadline;
 use crate::settings::FAMILY;
 use crate::shard::change::Answer;
 
@@ -28,11 +29,65 @@ pub(crate) enum OldValue {
     /// Exists, with a value that does not matter.
     There,
     Value(Vec<u8>),
+    /// Exists with a deadline, and with this value, unless that does not matter.
+    Until(Deadline, Option<Vec<u8>>),
+    /// Has expired: it does not exist, but is not removed yet.
+    Expired,
 }
 
 impl OldValue {
     pub fn exists(&self) -> bool {
-        matches!(self, OldValue::There | OldValue::Value(_))
+        matches!(self, OldValue::There | OldValue::Value(_) | OldValue::Until(..))
+    }
+
+    /// Whether the engine has the key, which may have expired.
+    pub fn is_stored(&self) -> bool {
+        self.exists() || *self == OldValue::Expired
+    }
+
+    /// When it ends.
+    pub fn deadline(&self) -> Deadline {
+        match self {
+            OldValue::Until(deadline, _) => *deadline,
+            _ => Deadline::NEVER,
+        }
+    }
+
+    /// What is known of a value and its deadline.
+    pub fn of(value: Vec<u8>, deadline: Deadline) -> Self {
+        match deadline {
+            Deadline::NEVER => OldValue::Value(value),
+            deadline => OldValue::Until(deadline, Some(value)),
+        }
+    }
+
+    /// The same with a deadline that was not known before.
+    pub fn until(self, deadline: Deadline) -> Self {
+        match self {
+            old if deadline == Deadline::NEVER => old,
+            OldValue::Value(value) => OldValue::Until(deadline, Some(value)),
+            OldValue::There => OldValue::Until(deadline, None),
+            old => old,
+        }
+    }
+
+    /// What it is at a time.
+    pub fn at(self, now_ms: u64) -> Self {
+        if self.deadline().has_passed(now_ms) { OldValue::Expired } else { self }
+    }
+
+    /// The same where the value does not matter.
+    pub fn without_value(&self) -> Self {
+        match self {
+            OldValue::Value(_) => OldValue::There,
+            OldValue::Until(deadline, _) => OldValue::Until(*deadline, None),
+            old => old.clone(),
+        }
+    }
+
+    /// Whether it has been read, value and all.
+    pub fn has_value(&self) -> bool {
+        self.bytes().is_some()
     }
 
     /// Length of the value.
@@ -40,9 +95,9 @@ impl OldValue {
         self.bytes().map_or(0, <[u8]>::len)
     }
 
-    fn bytes(&self) -> Option<&[u8]> {
+    pub fn bytes(&self) -> Option<&[u8]> {
         match self {
-            OldValue::Value(value) => Some(value),
+            OldValue::Value(value) | OldValue::Until(_, Some(value)) => Some(value),
             _ => None,
         }
     }
@@ -50,14 +105,14 @@ impl OldValue {
     /// The value; an empty one where it is not known.
     pub fn into_bytes(self) -> Vec<u8> {
         match self {
-            OldValue::Value(value) => value,
+            OldValue::Value(value) | OldValue::Until(_, Some(value)) => value,
             _ => Vec::new(),
         }
     }
 
     fn answer(self) -> Answer {
         match self {
-            OldValue::Value(value) => Answer::Old(Some(value)),
+            OldValue::Value(value) | OldValue::Until(_, Some(value)) => Answer::Old(Some(value)),
             _ => Answer::Old(None),
         }
     }
@@ -193,8 +248,17 @@ pub(crate) fn modify(
                 None => refuse(NOT_FINITE),
             }
         }
+        Operation::GetExpire => match old.bytes().map(<[u8]>::to_vec) {
+            Some(value) => (Write::Value(value), old.answer()),
+            None => (Write::Nothing, Answer::Old(None)),
+        },
+        Operation::Expire(_) => match old.has_value() {
+            true => (Write::Value(old.into_bytes()), Answer::Integer(1)),
+            false => (Write::Nothing, Answer::Integer(0)),
+        },
         Operation::Put
         | Operation::PutIfNone
+        | Operation::Reclaim
         | Operation::Delete
         | Operation::Transfer(_)
         | Operation::Combine(_)

@@ -12,6 +12,7 @@ use std::rc::Rc;
 use hashbrown::HashTable;
 use hashbrown::hash_table::Entry as Slot;
 
+use crate::expiry::Deadline;
 use crate::shard::known::Fingerprint;
 
 /// Capacity kept for further keys.
@@ -37,9 +38,9 @@ impl Key {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Newest {
     Missing,
-    There,
+    There(Deadline),
     /// Exists with this value, which is kept because the next change may need it.
-    Value(Rc<[u8]>),
+    Value(Rc<[u8]>, Deadline),
 }
 
 struct Entry<J> {
@@ -155,7 +156,7 @@ mod tests {
     #[test]
     fn a_key_has_an_entry_until_its_last_write_has_landed() {
         let mut overlay: Overlay<()> = Overlay::default();
-        let first = overlay.write(b"k", K, 1, Newest::There);
+        let first = overlay.write(b"k", K, 1, Newest::There(Deadline::NEVER));
         let second = overlay.write(b"k", K, 2, Newest::Missing);
         assert_eq!(overlay.newest(b"k", K), Some(&(2, Newest::Missing)));
         overlay.landed(&first, 1);
@@ -170,7 +171,7 @@ mod tests {
         let (a, b) = (Rc::new(1), Rc::new(2));
         assert!(overlay.wait(b"k", K, &a));
         assert!(!overlay.wait(b"k", K, &b) && overlay.wait(b"l", L, &b));
-        let write = overlay.write(b"k", K, 1, Newest::There);
+        let write = overlay.write(b"k", K, 1, Newest::There(Deadline::NEVER));
         overlay.landed(&write, 1);
         assert!(overlay.is_awaited(b"k", K), "a change still waits");
         assert_eq!(overlay.next(b"k", K), Some(b));

@@ -9,16 +9,18 @@
 //! Bounded: a connection may watch [`CONNECTION_KEYS_MAX`] keys, all together [`KEYS_MAX`] with
 //! [`BYTES_MAX`] bytes. One more is refused.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use hashbrown::HashTable;
 use hashbrown::hash_table::Entry;
 
+use crate::expiry::Deadline;
 use crate::shard::ShardState;
 use crate::shard::answers::AnswerTarget;
 use crate::shard::change::{Answer, Change};
 use crate::shard::delete_range::KeyRange;
 use crate::shard::known::Fingerprint;
+use crate::shard::modify::OldValue;
 use crate::shard::turns::Connection;
 
 /// Keys that one connection may watch.
@@ -53,6 +55,10 @@ struct Watched {
 struct Watcher {
     conflict: bool,
     keys: BTreeMap<Vec<u8>, Fingerprint>,
+    /// The keys that had expired when their watches began.
+    expired: BTreeSet<u128>,
+    /// The first deadline of the others.
+    ends: Deadline,
 }
 
 impl Watches {
@@ -67,7 +73,13 @@ impl Watches {
     }
 
     /// Begins the watch of a key; false if there are too many.
-    fn begin(&mut self, connection: Connection, key: &[u8], print: Fingerprint) -> bool {
+    fn begin(
+        &mut self,
+        connection: Connection,
+        key: &[u8],
+        print: Fingerprint,
+        state: &OldValue,
+    ) -> bool {
         let watcher = self.connections.entry(connection).or_default();
         // After a conflict nothing can change any more.
         if watcher.conflict || watcher.keys.contains_key(key) {
@@ -80,6 +92,12 @@ impl Watches {
             return false;
         }
         watcher.keys.insert(key.to_vec(), print);
+        match (state, state.deadline()) {
+            (OldValue::Expired, _) => drop(watcher.expired.insert(print.0)),
+            (_, Deadline::NEVER) => {}
+            (_, deadline) if watcher.ends == Deadline::NEVER => watcher.ends = deadline,
+            (_, deadline) => watcher.ends = watcher.ends.min(deadline),
+        }
         self.count += 1;
         self.bytes += key.len();
         let same = |watched: &Watched| watched.print == print;
@@ -100,11 +118,42 @@ impl Watches {
         }
     }
 
+    /// Notes that a key is removed because it has expired: that is no change to those who began to
+    /// watch it after its end.
+    pub fn touch_expired(&mut self, print: Fingerprint) {
+        let same = |watched: &Watched| watched.print == print;
+        let Some(watched) = self.keys.find(print.short(), same) else { return };
+        let saw_it = |connection: &Connection| {
+            let watcher = self.connections.get(connection);
+            watcher.is_some_and(|watcher| !watcher.expired.contains(&print.0))
+        };
+        if watched.by.iter().any(saw_it) {
+            self.conflict_of(print, true);
+        }
+    }
+
     fn conflict(&mut self, print: Fingerprint) {
+        self.conflict_of(print, false);
+    }
+
+    /// `expired`: of those only that saw the key before its end.
+    fn conflict_of(&mut self, print: Fingerprint, expired: bool) {
         let same = |watched: &Watched| watched.print == print;
         let Ok(found) = self.keys.find_entry(print.short(), same) else { return };
         let (watched, _) = found.remove();
-        for connection in watched.by {
+        let (mut spared, mut by) = (Vec::new(), watched.by);
+        if expired {
+            let connections = &self.connections;
+            let saw_it = |connection: &Connection| {
+                connections.get(connection).is_some_and(|one| !one.expired.contains(&print.0))
+            };
+            (by, spared) = by.into_iter().partition(saw_it);
+        }
+        if !spared.is_empty() {
+            let rest = Watched { print, by: spared };
+            self.keys.insert_unique(print.short(), rest, |watched| watched.print.short());
+        }
+        for connection in by {
             self.release(connection);
             if let Some(watcher) = self.connections.get_mut(&connection) {
                 watcher.conflict = true;
@@ -124,9 +173,12 @@ impl Watches {
 
     /// Whether the next transaction of a connection that watches keys must not be executed. If so,
     /// its watches end.
-    pub fn take_conflict(&mut self, connection: Connection) -> bool {
+    pub fn take_conflict(&mut self, connection: Connection, now_ms: u64) -> bool {
         // Without a watch the connection has gone.
-        let conflict = self.connections.get(&connection).is_none_or(|watcher| watcher.conflict);
+        let conflict = self
+            .connections
+            .get(&connection)
+            .is_none_or(|watcher| watcher.conflict || watcher.ends.has_passed(now_ms));
         if conflict {
             self.end(connection);
         }
@@ -171,10 +223,13 @@ impl Watches {
 
 impl ShardState {
     /// Begins the watches of a change. It is answered when all changes made before are visible.
-    pub(super) fn watch(&self, mut change: Change, target: AnswerTarget) {
+    pub(super) fn watch(&self, mut change: Change, old: &[OldValue], target: AnswerTarget) {
         let connection = target.answers.connection;
         let mut watches = self.watches.borrow_mut();
-        let all = change.entries().all(|(key, _)| watches.begin(connection, key, self.print(key)));
+        let all = change
+            .entries()
+            .zip(old)
+            .all(|((key, _), old)| watches.begin(connection, key, self.print(key), old));
         drop(watches);
         let answer = if all { Answer::Ok } else { Answer::Refused(TOO_MANY) };
         match lsm::mutant("watch_is_answered_at_once") {
@@ -189,7 +244,7 @@ impl ShardState {
         let keys = self.watches.borrow().list(range);
         for some in keys.chunks(TOGETHER) {
             let names: Vec<&[u8]> = some.iter().map(|(key, _)| &key[..]).collect();
-            let found = self.reader.contains(self.family, &names).await;
+            let found = self.live.contains(self.family, &names).await;
             for ((_, print), found) in some.iter().zip(found) {
                 // A key that cannot be read may exist.
                 if found.unwrap_or(true) {
@@ -211,7 +266,7 @@ mod tests {
     fn watching(pairs: &[(Connection, &[u8], Fingerprint)]) -> Watches {
         let mut watches = Watches::default();
         for (connection, key, print) in pairs {
-            assert!(watches.begin(*connection, key, *print));
+            assert!(watches.begin(*connection, key, *print, &OldValue::Missing));
         }
         watches
     }
@@ -220,7 +275,11 @@ mod tests {
     fn a_write_of_a_watched_key_is_a_conflict_of_all_who_watch_it() {
         let mut watches = watching(&[(1, b"a", A), (2, b"a", A), (2, b"b", B), (3, b"b", B)]);
         watches.touch(A);
-        assert!(watches.take_conflict(1) && watches.take_conflict(2) && !watches.take_conflict(3));
+        assert!(
+            watches.take_conflict(1, 0)
+                && watches.take_conflict(2, 0)
+                && !watches.take_conflict(3, 0)
+        );
         assert_eq!((watches.keys(), watches.connections(), watches.bytes), (1, 1, 1));
         watches.end(3);
         assert_eq!((watches.keys(), watches.connections(), watches.bytes), (0, 0, 0));
@@ -232,11 +291,11 @@ mod tests {
         let mut watches = watching(&[(1, b"a", A)]);
         watches.end(1);
         watches.touch(A);
-        assert!(watches.begin(1, b"b", B) && !watches.take_conflict(1));
+        assert!(watches.begin(1, b"b", B, &OldValue::Missing) && !watches.take_conflict(1, 0));
         watches.touch_all();
-        assert!(watches.take_conflict(1));
+        assert!(watches.take_conflict(1, 0));
         assert!(
-            watches.take_conflict(1),
+            watches.take_conflict(1, 0),
             "without a watch a transaction that has one must not run"
         );
     }
@@ -246,17 +305,20 @@ mod tests {
         let mut watches = Watches::default();
         let print = |n: usize| Fingerprint((n as u128) << 70);
         for n in 0..CONNECTION_KEYS_MAX {
-            assert!(watches.begin(1, &n.to_le_bytes(), print(n)));
+            assert!(watches.begin(1, &n.to_le_bytes(), print(n), &OldValue::Missing));
         }
-        assert!(!watches.begin(1, b"more", A) && watches.begin(1, &7usize.to_le_bytes(), print(7)));
+        assert!(
+            !watches.begin(1, b"more", A, &OldValue::Missing)
+                && watches.begin(1, &7usize.to_le_bytes(), print(7), &OldValue::Missing)
+        );
         for connection in 2..=(KEYS_MAX / CONNECTION_KEYS_MAX) as u64 {
             for n in 0..CONNECTION_KEYS_MAX {
-                assert!(watches.begin(connection, &n.to_le_bytes(), print(n)));
+                assert!(watches.begin(connection, &n.to_le_bytes(), print(n), &OldValue::Missing));
             }
         }
-        assert!(!watches.begin(99, b"more", A));
+        assert!(!watches.begin(99, b"more", A, &OldValue::Missing));
         watches.end(1);
-        assert!(watches.begin(99, b"more", A));
-        assert!(!watches.begin(99, &vec![0; BYTES_MAX], B));
+        assert!(watches.begin(99, b"more", A, &OldValue::Missing));
+        assert!(!watches.begin(99, &vec![0; BYTES_MAX], B, &OldValue::Missing));
     }
 }

@@ -1,5 +1,6 @@
 //! Tests of the Redis server through its public interface, in one program, which is linked once.
 
+mod expiry;
 mod order;
 mod simulated;
 mod stage;

@@ -12,7 +12,7 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicBool, AtomicU64};
 
 use arc_swap::ArcSwap;
 use fs::{Dir, DirEntry, LockGuard};
@@ -195,6 +195,7 @@ impl<'a> Loader<'a> {
             keys: AtomicU64::new(keys.unwrap_or(NOT_COUNTED)),
             renewals: ArcSwap::default(),
             clears: AtomicU64::new(0),
+            keep_sequences: AtomicBool::new(false),
             next_file: AtomicU64::new(manifest.next_file_number),
             recycled_tables: RecycledTables::default(),
             snapshots: ArcSwap::default(),

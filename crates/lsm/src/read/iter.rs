@@ -84,6 +84,8 @@ pub struct Iter {
     direction: Direction,
     key: Vec<u8>,
     value: Value,
+    /// The sequence of the entry, unless it was merged.
+    number: u64,
     valid: bool,
     /// Going forward, the sources are after all versions of the key: its value was merged.
     beyond: bool,
@@ -151,6 +153,7 @@ impl Iter {
             direction: Direction::Forward,
             key: Vec::new(),
             value: Value::empty(),
+            number: 0,
             valid: false,
             beyond: false,
             seek_bytes: found.seek_bytes(version),
@@ -174,6 +177,13 @@ impl Iter {
     #[inline]
     pub fn value(&self) -> &[u8] {
         if self.valid { &self.value } else { &[] }
+    }
+
+    /// The sequence number of the current entry, as [`Reader::get_numbered`](crate::Reader) gives
+    /// it; not defined for values that are merged of operands.
+    #[inline]
+    pub fn number(&self) -> u64 {
+        self.number
     }
 
     /// Moves to the first key. This and the other moves suspend for blocks that are not in memory,
@@ -457,6 +467,7 @@ impl Iter {
                 continue;
             }
             let value = self.source_value(at);
+            self.number = sequence;
             if is_operand(packed) {
                 self.value = self.merge_forward(packed, value).await?;
                 self.valid = true;
@@ -530,6 +541,7 @@ impl Iter {
                 self.skip_covered(Direction::Backward).await?;
                 continue;
             }
+            self.number = unpack(packed).0;
             match entry_value(&self.context, self.family_at, &self.key, packed, value).await? {
                 Some(value) => {
                     self.value = value;

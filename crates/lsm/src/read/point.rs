@@ -104,6 +104,8 @@ struct Lookup<'a> {
     operands: Option<Box<FoundOperands>>,
     /// Only whether the key exists is asked: an operand tells that.
     only_existence: bool,
+    /// The sequence of the newest entry that the reader sees.
+    newest: Option<u64>,
 }
 
 impl<'a> Lookup<'a> {
@@ -130,6 +132,7 @@ impl<'a> Lookup<'a> {
             scratch: Vec::new(),
             operands: None,
             only_existence: false,
+            newest: None,
         })
     }
 
@@ -511,6 +514,7 @@ impl<'a> Lookup<'a> {
         if sequence < self.tombstone {
             return Ok(Resolved::Step(Step::Done(None)));
         }
+        self.newest.get_or_insert(sequence);
         let packed = pack(sequence, kind);
         if is_operand(packed) && !self.only_existence {
             return self.take_operand(context, packed, &value);
@@ -637,6 +641,20 @@ pub(crate) async fn get(
     let mut lookup = Lookup::new(&context.view, family, key, sequence)?;
     let found = run(context, &mut lookup).await?;
     answer(context, lookup, found).await
+}
+
+/// As [`get`], with the sequence of the newest entry of the key.
+pub(crate) async fn get_numbered(
+    context: &ReadContext,
+    family: CfId,
+    key: &[u8],
+    sequence: u64,
+) -> Result<Option<(Value, u64)>> {
+    count(&context.state.counters.gets, 1);
+    let mut lookup = Lookup::new(&context.view, family, key, sequence)?;
+    let found = run(context, &mut lookup).await?;
+    let newest = lookup.newest.unwrap_or(0);
+    Ok(answer(context, lookup, found).await?.map(|value| (value, newest)))
 }
 
 /// Whether a key exists, for values that do not fit into memory: does not read its blob, and reads

@@ -140,6 +140,22 @@ impl Reader {
         point::get(&context, family, key, sequence).await
     }
 
+    /// As [`Reader::get`], with the sequence number of the entry that gives the value: of the
+    /// newest operand, if it is merged; 0 if a merge has dropped it (see
+    /// [`Db::keep_sequences`]).
+    ///
+    /// # Errors
+    /// Those of [`Reader::get`].
+    pub async fn get_numbered(
+        &self,
+        family: CfId,
+        key: &[u8],
+        snapshot: Option<&Snapshot>,
+    ) -> Result<Option<(Value, u64)>> {
+        let (context, sequence) = self.now(snapshot)?;
+        point::get_numbered(&context, family, key, sequence).await
+    }
+
     /// Looks up a key in memory only. `None`: a block must be read.
     pub fn get_cached(&self, family: CfId, key: &[u8]) -> Option<Result<Option<Value>>> {
         match self.now(None) {

@@ -208,7 +208,13 @@ impl Commit<'_> {
                 state.flushes.known_from.set(visible);
                 self.clear(&ids).await?;
             }
-            Some(Request::Sync) => self.sync().await?,
+            Some(Request::Sync) => {
+                let forerunner = state.forerunner.borrow().clone();
+                if let Some(forerunner) = forerunner {
+                    forerunner.sync().await.map_err(refused)?;
+                }
+                self.sync().await?;
+            }
             Some(Request::SwitchMemtables) => match self.switch_memtables().await {
                 Err(error) if error.kind() == Kind::Full => {}
                 done => done?,
@@ -249,6 +255,7 @@ impl Commit<'_> {
         let to_tables = batches(group).map(|batch| batch.0.len() as u64).sum();
         state.paces.note_group(bytes, to_tables);
         let first = state.db.visible() + 1;
+        self.run_ahead(group, first).await?;
         let mut tries = 0;
         let next = loop {
             self.heal().await?;
@@ -268,6 +275,22 @@ impl Commit<'_> {
         self.apply(group, first).map_err(|e| Error::new(Kind::Corruption, e.to_string()))?;
         state.db.0.sequence.store(next - 1, Ordering::Release);
         Ok(())
+    }
+
+    /// Lets the forerunner run before a group that has notes for it.
+    async fn run_ahead(&self, group: &mut [Pending], first: u64) -> Result<()> {
+        let (mut notes, mut next) = (Vec::new(), first);
+        for pending in group {
+            if let Request::Batch { batch, note, .. } = &mut pending.request {
+                notes.extend(note.take().map(|note| (next, note)));
+                next += u64::from(batch.count());
+            }
+        }
+        let forerunner = self.state.forerunner.borrow().clone();
+        match forerunner.filter(|_| !notes.is_empty()) {
+            Some(forerunner) => forerunner.run(notes).await.map_err(refused),
+            None => Ok(()),
+        }
     }
 
     /// Writes a group to the log, which has room for it. Its first sequence is `first`. Returns the
@@ -696,6 +719,11 @@ pub(crate) fn batches(
         Request::Batch { batch, keys, .. } => Some((batch, *keys)),
         _ => None,
     })
+}
+
+/// The refusal of requests that a forerunner has failed.
+fn refused(error: Error) -> Error {
+    Error::new(Kind::Full, error.to_string())
 }
 
 /// Answers one request. An error that does not end writing concerns this request only.

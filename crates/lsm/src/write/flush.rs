@@ -405,6 +405,7 @@ pub(crate) async fn table(
         merge_operator: family.merge.certain(),
         merge_bytes: merge_bytes_max(&job.core),
         filter: None,
+        keep_sequences: false,
     });
     while more {
         let (user, mut packed) = split(cursor.key(mem));

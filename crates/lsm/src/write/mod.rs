@@ -17,6 +17,7 @@
 //!   failures; `quarantine` lists damaged tables; `obsolete` removes and recycles files.
 //! - `bulk_load` writes tables without the log; `ingest` takes over finished ones.
 //! - `families` makes and drops column families.
+//! - `forerunner` is what a caller runs before groups of batches are written.
 //! - `live_files` lists the files for a copy of the database.
 //!
 //! It may use `read` and what all rooms share; only `open` uses it.
@@ -40,6 +41,7 @@ pub(crate) mod conflict;
 pub(crate) mod controller;
 pub(crate) mod families;
 pub(crate) mod flush;
+pub(crate) mod forerunner;
 pub(crate) mod ingest;
 pub(crate) mod insist;
 pub(crate) mod job;

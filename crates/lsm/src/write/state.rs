@@ -25,6 +25,7 @@ use crate::write::blob_gc::BlobGc;
 use crate::write::blob_writer::Blobs;
 use crate::write::compaction::{self, Merges};
 use crate::write::conflict::Unwritten;
+use crate::write::forerunner::{Forerunner, Note};
 use crate::write::ingest::Ingesting;
 use crate::write::manifest_turn::SharedManifest;
 use crate::write::manifest_writer::ManifestWriter;
@@ -61,6 +62,8 @@ pub(crate) struct WriteState {
     /// The first logs of column families that were cleared.
     pub cleared: RefCell<BTreeMap<u32, u64>>,
     pub next_log: NextLog,
+    /// What runs before a group with notes is written.
+    pub forerunner: RefCell<Option<Rc<dyn Forerunner>>>,
     /// The number of keys of the default column family, without those in memtables.
     pub keys_in_tables: Cell<Option<u64>>,
     next_epoch: Cell<u64>,
@@ -116,6 +119,8 @@ pub(crate) enum Request {
         keys: Option<i64>,
         /// It is written only if this holds.
         condition: Option<Box<Unwritten>>,
+        /// For the [`Forerunner`].
+        note: Option<Note>,
     },
     /// Clear a column family.
     Clear(u32),
@@ -203,6 +208,9 @@ impl WriteState {
         options: WriteOptions,
         manifest: ManifestWriter,
     ) -> WriteState {
+        if options.keep_sequences {
+            db.keep_sequences();
+        }
         let epochs = db.version().slots.iter().map(|slot| slot.meta().epoch).max();
         let blobs = Blobs::new(db, &options);
         let families: Vec<u32> = db.version().families.iter().map(|family| family.id).collect();
@@ -231,6 +239,7 @@ impl WriteState {
             changed: Event::default(),
             cleared: RefCell::default(),
             next_log: NextLog::default(),
+            forerunner: RefCell::default(),
             keys_in_tables: Cell::new(db.0.manifest.keys),
             next_epoch: Cell::new(epochs.unwrap_or(0) + 1),
             stats: Cell::default(),

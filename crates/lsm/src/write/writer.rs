@@ -39,6 +39,7 @@ use crate::write::commit;
 use crate::write::compaction;
 use crate::write::conflict::Unwritten;
 use crate::write::flush;
+use crate::write::forerunner::{Forerunner, Note};
 use crate::write::manifest_writer::ManifestWriter;
 use crate::write::next_log;
 use crate::write::retry::Task;
@@ -312,7 +313,35 @@ impl Writer {
             done.set(Ok(self.0.db.visible()));
             return Ok(Written(done));
         }
-        self.request(Request::Batch { batch, keys, condition: None })
+        self.request(Request::Batch { batch, keys, condition: None, note: None })
+    }
+
+    /// As [`Writer::submit`], with a note for the [`Forerunner`], which runs before the batch is
+    /// written.
+    ///
+    /// # Errors
+    /// Those of [`Writer::submit`]. The future resolves to [`Kind::Full`] if the forerunner failed:
+    /// nothing was written.
+    pub fn submit_noted(
+        &self,
+        mut batch: BatchWriter,
+        keys: Option<i64>,
+        note: Note,
+    ) -> Result<Written> {
+        if batch.len() > BATCH_BYTES_MAX {
+            let text = format!("a batch of {} bytes, at most {BATCH_BYTES_MAX}", batch.len());
+            return Err(Error::new(Kind::Memory, text));
+        }
+        self.check(batch.finish(0))?;
+        if let Some(keys) = keys {
+            batch.note_keys(keys);
+        }
+        self.request(Request::Batch { batch, keys, condition: None, note: Some(note) })
+    }
+
+    /// Runs something before each group with notes, or nothing any more.
+    pub fn set_forerunner(&self, forerunner: Option<Rc<dyn Forerunner>>) {
+        self.0.forerunner.replace(forerunner);
     }
 
     /// As [`Writer::submit`], but the batch is written only if some keys have not been written
@@ -339,7 +368,8 @@ impl Writer {
         if let Some(keys) = keys {
             batch.note_keys(keys);
         }
-        self.request(Request::Batch { batch, keys, condition: Some(Box::new(condition)) })
+        let condition = Some(Box::new(condition));
+        self.request(Request::Batch { batch, keys, condition, note: None })
     }
 
     /// Removes all that was written to a column family before. Writes that are submitted later

@@ -260,6 +260,7 @@ async fn open_database(
             memtable_bytes: budget.memtable,
             blob_min: config.blob_min,
             blob_space_max_ratio: config.blob_space_max_ratio,
+            keep_sequences: kv::has_deadlines(core, data).await,
             ..WriteOptions::default()
         };
         let agrees = async |db: &Db| db.column_family(&config.column_family);
@@ -302,6 +303,26 @@ async fn open_database(
     let door = kv::NodeState::new(core.cores(), settings, description);
     let shard = writer
         .map(|writer| Shard::with_memory(core, db.attach(core), writer, family, budget.known_keys));
+    match &shard {
+        Some(shard) => {
+            let explain = |error| explain(data, &error);
+            let open = async || shard.open_deadlines().await.map_err(explain);
+            patiently(core, held, open).await?;
+        }
+        None => {
+            // A small part of the budget, as where they are written.
+            let reading = OpenOptions {
+                cache_bytes: budget.cache / 16,
+                memory_bytes: budget.tables / 16,
+                ..options.clone()
+            };
+            let explain = |error| explain(data, &error);
+            let reading = &reading;
+            let open =
+                async || door.open_deadlines(core, data, reading.clone()).await.map_err(explain);
+            patiently(core, held, open).await?;
+        }
+    }
     if let Some(shard) = &shard {
         shard.attach(&door).await;
     }

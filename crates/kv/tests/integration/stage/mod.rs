@@ -1,6 +1,7 @@
 //! Shared by the tests of the server in a simulated world: a node without information, and a
 //! client.
 
+pub mod expiry;
 pub mod tracking;
 pub mod transactions;
 

@@ -94,6 +94,8 @@ pub(crate) struct Rules {
     pub merge_bytes: usize,
     /// Not for a flush.
     pub filter: Option<Arc<dyn CompactionFilter>>,
+    /// No value gets the sequence 0.
+    pub keep_sequences: bool,
 }
 
 /// An entry for a table.
@@ -472,6 +474,7 @@ impl CompactionIter {
     #[inline]
     fn may_zero<A: Around>(&mut self, around: &mut A) -> bool {
         self.rules.place == Place::Bottommost
+            && !self.rules.keep_sequences
             && self.stripe == 0
             && (!around.has_tombstones() || self.cover(around) == 0)
     }

@@ -45,7 +45,18 @@ fn rules(snapshots: &[u64], place: Place) -> Rules {
         merge_operator: Some("stringappend".parse().unwrap()),
         merge_bytes: 1 << 20,
         filter: None,
+        keep_sequences: false,
     }
+}
+
+#[test]
+fn sequences_are_kept_where_they_are_asked_for() {
+    let run = entries(&[(5, ValueType::Value as u8, "v")]);
+    let zeroed = compacted(&run, &rules(&[9], Place::Bottommost), false);
+    let keeping = Rules { keep_sequences: true, ..rules(&[9], Place::Bottommost) };
+    let kept = compacted(&run, &keeping, false);
+    assert_ne!(zeroed.entries, kept.entries);
+    assert_eq!(kept.entries, run.entries);
 }
 
 /// What is left of a run.

@@ -114,6 +114,7 @@ impl MergePart {
             merge_operator: family.merge.certain(),
             merge_bytes: merge_bytes_max(&job.core),
             filter: family.filter.clone(),
+            keep_sequences: job.db.keeps_sequences(),
         });
         // The counters are shared with the other parts' cores.
         let (mut steps, mut entries, mut written) = (0, 0, 0);

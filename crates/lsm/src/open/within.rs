@@ -1,0 +1,55 @@
+//! A database of our own within the directory of another one.
+
+use crate::db::Db;
+use crate::error::{Error, Kind, Result};
+use crate::options::{OpenOptions, WriteOptions};
+use crate::write::writer::Writer;
+
+impl Writer {
+    /// Opens a database in a directory within that of this one, for what belongs to it, with the
+    /// same durability and a small part of its memory: a sixteenth of each, at most 4 MiB for
+    /// each memtable and each core's cache, at least 1 MiB. `None` if it does not exist, unless it
+    /// is to be created. It is no part of copies of this database.
+    ///
+    /// # Errors
+    /// As [`Db::open_for_writing`].
+    pub async fn open_within(&self, name: &str, create: bool) -> Result<Option<(Db, Writer)>> {
+        let part = |bytes: usize| (bytes / 16).clamp(1 << 20, 4 << 20);
+        let (state, all) = (&*self.0, self.0.db.options());
+        let reading = OpenOptions {
+            cache_bytes: part(all.cache_bytes),
+            memory_bytes: all.memory_bytes / 16,
+            recovered_bytes: (all.recovered_bytes / 16).max(2 << 20),
+            verify_checksums: all.verify_checksums,
+            ..OpenOptions::default()
+        };
+        let writing = WriteOptions {
+            durability: state.options.durability,
+            create,
+            memtable_bytes: part(state.options.memtable_bytes),
+            ..WriteOptions::default()
+        };
+        let path = state.db.path().join(name);
+        if create {
+            // Its name must be as durable as what is written there.
+            match state.core.create_dir(&path).await {
+                Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => {
+                    return Err(Error::io(
+                        format_args!("cannot create {}", path.display()),
+                        &error,
+                    ));
+                }
+                _ => {}
+            }
+            let io = |error| {
+                Error::io(format_args!("cannot sync {}", state.dir.path().display()), &error)
+            };
+            state.dir.sync().await.map_err(io)?;
+        }
+        match Db::open_for_writing(&state.core, &path, reading, writing).await {
+            Ok(opened) => Ok(Some(opened)),
+            Err(error) if error.kind() == Kind::NoDatabase => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+}
