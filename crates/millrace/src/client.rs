@@ -17,6 +17,6 @@
 
 #[doc(inline)]
 pub use ::client::{
-    CacheStats, Client, Entry, Error, ErrorKind, KeyRange, Options, Range, Result, Tls, Transaction,
-    WriteBatch, blocking,
+    CacheStats, Client, Entry, Error, ErrorKind, KeyRange, Options, Range, Result, Tls,
+    Transaction, WriteBatch, blocking,
 };

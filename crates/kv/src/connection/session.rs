@@ -305,7 +305,10 @@ impl Session {
     fn execute(&mut self, args: Args<'_>) -> bool {
         if is_http(args) {
             // What follows may be written by a web page, for a node that trusts this host.
-            tracing::warn!(from = self.client.address_text(), "a client that speaks HTTP was cut off");
+            tracing::warn!(
+                from = self.client.address_text(),
+                "a client that speaks HTTP was cut off"
+            );
             self.replies.closing = Closing::AfterReplies;
             return true;
         }

@@ -314,8 +314,8 @@ mod tests {
         let mut drain = Drain::default();
         for cycle in 0..20u64 {
             let (from_ns, from) = (cycle * 5_000_000_000, cycle * 128_000_000);
-            for ms in (0..1600).step_by(10) {
-                let drained = (ms as u64).saturating_sub(1200) * 320_000;
+            for ms in (0..1600_u64).step_by(10) {
+                let drained = ms.saturating_sub(1200) * 320_000;
                 drain.sample(from_ns + ms * 1_000_000, from + drained);
                 assert!(drain.rate() > 70e6, "{drain:?}");
             }
