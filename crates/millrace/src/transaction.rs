@@ -3,8 +3,8 @@
 //! 1. [`Db::transaction`](crate::Db::transaction) takes a snapshot, with its sequence number.
 //! 2. Reads are answered from the transaction's own writes, else at the snapshot; their keys are
 //!    noted. Writes stay with the transaction.
-//! 3. [`Transaction::commit`] sends the writes as one batch, with the noted keys. The engine decides
-//!    in the order of the commits whether one of these was written after the snapshot
+//! 3. [`Transaction::commit`] sends the writes as one batch, with the noted keys. The engine
+//!    decides in the order of the commits whether one of these was written after the snapshot
 //!    (`lsm::Writer::submit_if`); if not, it writes the batch.
 //!
 //! **Why this is serializable**: nobody wrote what a transaction read between its snapshot and its
@@ -30,14 +30,14 @@ const KEY_BYTES: usize = 64;
 /// Reads and writes that take effect together, as if nobody else had done anything meanwhile, or
 /// not at all; see [`Db::transaction`](crate::Db::transaction).
 ///
-/// It reads the state of its beginning and its own writes. It locks nothing: if somebody else writes
-/// a key that it has read, [`Transaction::commit`] fails with
+/// It reads the state of its beginning and its own writes. It locks nothing: if somebody else
+/// writes a key that it has read, [`Transaction::commit`] fails with
 /// [`ErrorKind::Conflict`](crate::ErrorKind::Conflict), and the program begins again. Keys that it
 /// only writes never conflict. Dropping it abandons it.
 ///
 /// What the last memtables do not tell any more counts as a conflict, too. So a transaction should
-/// be short; one that is older than the last flush of the memtables always conflicts, if it has read
-/// something.
+/// be short; one that is older than the last flush of the memtables always conflicts, if it has
+/// read something.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")]

@@ -113,8 +113,9 @@ pub struct ServeArgs {
     pub password_file: Option<PathBuf>,
     /// The version of Redis that HELLO and INFO report [default: 7.0.15]
     ///
-    /// The default is the version whose commands there are. Some clients demand more, although they
-    /// need none of the later commands: redis-py 8 and Jedis 5 cache only with 7.4.0 or later.
+    /// The default is the version whose commands there are. Some clients demand more, although
+    /// they need none of the later commands: redis-py 8 and Jedis 5 cache only with 7.4.0 or
+    /// later.
     #[arg(long, value_name = "VERSION")]
     pub redis_version: Option<RedisVersion>,
     /// Allow the command DEBUG, which is for tests of clients

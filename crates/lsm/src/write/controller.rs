@@ -15,8 +15,8 @@
 //!
 //! *Drain* is the rate at which bytes leave level 0, smoothed over some seconds. It is what the
 //! database can take for long. So only the time counts in which merges are due or out of level 0,
-//! and run as fast as they can. A merge of level 0 that waits for one of the base is a part of that:
-//! both together are one sample.
+//! and run as fast as they can. A merge of level 0 that waits for one of the base is a part of
+//! that: both together are one sample.
 //!
 //! Blob files have a pressure of their own, while their garbage is collected: 0 where collection
 //! begins, 1 at the limit of their space, linear in between. Its drain is the rate at which

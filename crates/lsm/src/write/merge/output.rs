@@ -28,9 +28,9 @@ use crate::write::table_writer::{NewTable, TableWriter, file_bytes_max};
 const BORDER_PERCENT: u64 = 50;
 const BORDER_PERCENT_EACH: u64 = 5;
 const BORDER_PERCENT_MAX: u64 = 90;
-/// A table ends before it overlaps more than this many full ones of the next level. A merge takes at
-/// least one table with all that it overlaps, and level 0 waits while one of the base is merged: so
-/// small tables keep the wait short.
+/// A table ends before it overlaps more than this many full ones of the next level. A merge takes
+/// at least one table with all that it overlaps, and level 0 waits while one of the base is merged:
+/// so small tables keep the wait short.
 const OVERLAP_FILES: u64 = 4;
 /// Range tombstones of a table, about: they are one block, and stay in memory.
 const TOMBSTONES_MAX: usize = if cfg!(test) { 16 } else { 64 << 10 };
