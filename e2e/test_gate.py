@@ -417,6 +417,22 @@ def test_a_command_that_cannot_be_obeyed_changes_nothing(words, pattern, tmp_pat
             assert snapshot(tmp_path) == before
 
 
+def test_a_family_for_which_options_have_no_room_is_refused_before_anything_changes(tmp_path):
+    data = tmp_path / "db"
+    make(data)
+    newest = max(data.glob("OPTIONS-*"))
+    # Legal, and below the 16 MiB that are read.
+    newest.write_text(newest.read_text() + "# a comment\n" * 1_390_000)
+    for has_lock in (True, False):
+        if not has_lock:
+            (data / "LOCK").unlink()
+        before = snapshot(tmp_path)
+        said = millrace.fail("kv", "column-families", "create", "new", "--data", data)
+        assert "the OPTIONS file would exceed" in said, said
+        assert snapshot(tmp_path) == before, said
+    millrace.succeed("kv", "put", "a", "b", "--data", data)
+
+
 @pytest.mark.parametrize("name, pattern", [("db-paths-of-which-the-second-is-in-use", "db_paths"), ("no-database-at-all", "no RocksDB database"), (None, None)])
 def test_a_repair_that_is_refused_or_not_needed_changes_nothing(name, pattern, tmp_path):
     data = tmp_path / "db"
