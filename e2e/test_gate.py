@@ -107,6 +107,37 @@ def one_level(path):
     make(path, universal=True, num_levels=1)
 
 
+def with_option(path, name, value):
+    """Makes a database, and gives an option in its OPTIONS file another value."""
+    make(path)
+    newest = max(path.glob("OPTIONS-*"))
+    text, count = re.subn(rf"(?m)^  {name}=.*$", f"  {name}={value}", newest.read_text())
+    assert count == 1
+    newest.write_text(text)
+    with pytest.raises(rocksdb78.RocksError, match=name):
+        rocksdb78.load_options(path)
+
+
+@refused(r"column family default: num_levels=abc cannot be understood")
+def levels_that_are_no_number(path):
+    with_option(path, "num_levels", "abc")
+
+
+@refused(r"max_bytes_for_level_base= cannot be understood")
+def size_of_a_level_that_is_empty(path):
+    with_option(path, "max_bytes_for_level_base", "")
+
+
+@refused(r"disable_auto_compactions=maybe cannot be understood")
+def flag_that_is_neither_true_nor_false(path):
+    with_option(path, "disable_auto_compactions", "maybe")
+
+
+@refused(r"allow_2pc=2 cannot be understood")
+def flag_of_the_database_that_is_neither_true_nor_false(path):
+    with_option(path, "allow_2pc", "2")
+
+
 @refused(r"FIFO")
 def fifo(path):
     make(path, flush=True, compaction_style=2)
