@@ -107,6 +107,11 @@ def one_level(path):
     make(path, universal=True, num_levels=1)
 
 
+@refused(r"257 levels \(num_levels\), but at most 256")
+def more_levels_than_supported(path):
+    make(path, flush=True, num_levels=257)
+
+
 def with_option(path, name, value):
     """Makes a database, and gives an option in its OPTIONS file another value."""
     make(path)
@@ -462,6 +467,34 @@ def test_a_family_for_which_options_have_no_room_is_refused_before_anything_chan
         assert "the OPTIONS file would exceed" in said, said
         assert snapshot(tmp_path) == before, said
     millrace.succeed("kv", "put", "a", "b", "--data", data)
+
+
+@pytest.mark.parametrize("levels", [65, 100, 256])
+def test_as_many_levels_as_are_supported_are_used(levels, tmp_path):
+    data = tmp_path / "db"
+    made = rocksdb78.options(num_levels=levels, level_compaction_dynamic_level_bytes=1)
+    expected = {}
+    for round_ in range(3):
+        with rocksdb78.opened(data, made) as database:
+            assert dict(database.scan()) == expected
+            for n in range(50):
+                database.put(b"key%d" % n, b"of RocksDB %d" % round_)
+                expected[b"key%d" % n] = b"of RocksDB %d" % round_
+            if round_ == 1:
+                database.compact()
+                assert database.bounds()[0][1] == levels - 1
+        millrace.succeed("kv", "put", "key7", f"ours {round_}", "--data", data)
+        expected[b"key7"] = b"ours %d" % round_
+        assert dict(millrace.scan(data)) == expected
+        millrace.succeed("kv", "compact", "--data", data)
+        assert dict(millrace.scan(data)) == expected
+        millrace.succeed("kv", "check", "--data", data)
+    for file in [*data.glob("MANIFEST-*"), data / "CURRENT"]:
+        file.unlink()
+    millrace.succeed("kv", "check", "--repair", "--data", data)
+    assert dict(millrace.scan(data)) == expected
+    with rocksdb78.opened(data, made) as database:
+        assert dict(database.scan()) == expected
 
 
 @pytest.mark.parametrize("name, pattern", [("db-paths-of-which-the-second-is-in-use", "db_paths"), ("no-database-at-all", "no RocksDB database"), (None, None)])

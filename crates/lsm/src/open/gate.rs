@@ -21,7 +21,7 @@ use std::collections::BTreeSet;
 use std::path::Path;
 
 use fs::DirEntry;
-use rocksfmt::{FileName, ManifestState};
+use rocksfmt::{FileName, LEVELS_MAX, ManifestState};
 
 use crate::error::{Error, Kind, Result};
 use crate::merge_operator::MergeOperator;
@@ -317,6 +317,13 @@ impl Found<'_> {
                  file"
             ));
         }
+        let levels = self.stored_options.levels(name);
+        if levels > LEVELS_MAX as usize {
+            return Some(format!(
+                "column family {name} has {levels} levels (num_levels), but at most {LEVELS_MAX} \
+                 are supported"
+            ));
+        }
         if says("cf_allow_ingest_behind").and_then(option_value::flag) == Some(true) {
             return Some(format!("cf_allow_ingest_behind reserves the last level of {name}"));
         }
@@ -333,7 +340,7 @@ impl Found<'_> {
                 "column family {name} has FIFO compaction (compaction_style), which drops the \
                  oldest tables instead of merging: that is not supported"
             )),
-            Some(style) if self.stored_options.levels(name) < 2 => Some(format!(
+            Some(style) if levels < 2 => Some(format!(
                 "column family {name} has one level (num_levels=1, compaction_style={style}), \
                  but nothing is merged within one level here"
             )),
@@ -476,6 +483,7 @@ mod tests {
             ("8.0.0", "compaction_style=kCompactionStyleFIFO", Here, ADOPT, "FIFO"),
             ("8.0.0", "compaction_style=kNew", Here, ADOPT, "compaction_style=kNew"),
             ("8.0.0", "max_compaction_bytes=abc", Here, ADOPT, "max_compaction_bytes=abc"),
+            ("8.0.0", "num_levels=257\nmax_compaction_bytes=0", Here, ADOPT, "257 levels"),
             ("8.0.0", "allow_2pc=maybe", Here, ADOPT, "allow_2pc=maybe"),
             (
                 "8.0.0",

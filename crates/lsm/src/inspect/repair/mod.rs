@@ -11,6 +11,7 @@
 //! 5. A new MANIFEST is written, and CURRENT is replaced: before that nothing has changed that a
 //!    reader or another repair sees, after that the repair is done. Then obsolete files are
 //!    removed.
+//! 6. The directory is opened as for writing, without a change: only then the repair succeeded.
 //!
 //! The number of the first file that a repair makes is in the file `REPAIR` until it is done. After
 //! a crash the next repair removes these files: their entries are also in the files that they were
@@ -268,7 +269,21 @@ impl<'a> Repair<'a> {
             drop(self.dir.remove(JOURNAL).await);
             return Err(error);
         }
-        self.install(current, &state, &db).await
+        self.install(current, &state, &db).await?;
+        self.open_again().await
+    }
+
+    /// Opens the repaired directory as a writer does, so that a repair is never said to have
+    /// succeeded when it has not. Nothing is changed.
+    async fn open_again(&self) -> Result<()> {
+        let consent = Consent { adopt: true };
+        let loader = Loader::new(self.core, &self.dir, self.options, Some(consent));
+        let opened = loader.load(None).await;
+        let explain = |error: Error| {
+            let what = format!("repaired, but the directory does not open: {error}");
+            Error::new(error.kind(), what)
+        };
+        opened.map(drop).map_err(explain)
     }
 
     /// Removes the files that an unfinished repair has made.
