@@ -175,6 +175,43 @@ def test_a_bit_in_the_header_of_a_blob_file_does_not_stop_a_repair(place, own_co
     millrace.succeed("kv", "stat", "--data", data)
 
 
+@pytest.mark.parametrize("manifest", ["there", "lost"])
+@pytest.mark.parametrize("harm", ["flip", "grown", "cut"])
+def test_a_blob_file_with_a_damaged_end_is_written_again(harm, manifest, tmp_path):
+    data = tmp_path / "db"
+    options = Options(raw_mode=True)
+    options.set_enable_blob_files(True)
+    options.set_min_blob_size(100)
+    db = Rdict(str(data), options)
+    rows = {b"key%d" % n: b"%d" % n * 200 for n in range(100)}
+    for key, value in rows.items():
+        db[key] = value
+    db.close()
+    [file] = data.glob("*.blob")
+    whole = file.read_bytes()
+    file.write_bytes({"grown": whole + b"z" * 100, "cut": whole[:-10]}.get(harm, whole))
+    if harm == "flip":
+        layout.flip(file, len(whole) - 20)
+    if manifest == "lost":
+        without_manifest(data)
+    is_mended = manifest == "there" or harm == "flip"
+    before = {path.name: path.read_bytes() for path in data.iterdir()}
+    assert repair(data, "--dry-run")["needed"] == (is_mended or manifest == "lost")
+    assert {path.name: path.read_bytes() for path in data.iterdir()} == before
+    done = millrace.command("kv", "check", "--repair", "--data", data, "--json")
+    assert done.returncode == (0 if is_mended else 1), done.stderr
+    said = json.loads(done.stdout)
+    assert any(file.name in warning for warning in said["warnings"]) == is_mended
+    if not is_mended:
+        return
+    assert contents(data)["default"] == rows
+    assert file.read_bytes() == whole and (data / "lost" / file.name).read_bytes() == before[file.name]
+    assert not repair(data, code=0, reads=False)["needed"]
+    db = Rdict(str(data), options)
+    assert dict(db.items()) == rows
+    db.close()
+
+
 def test_without_current_the_manifest_has_the_state(tmp_path):
     data = tmp_path / "db"
     several_tables(data)
