@@ -114,6 +114,17 @@ def options(**values):
     return made
 
 
+def load_options(path):
+    """Reads the newest OPTIONS file of a directory."""
+    environment = call("create_default_env")
+    cache = call("cache_create_lru", SIZE(1 << 20))
+    outputs = [POINTER(), SIZE(), POINTER(), POINTER()]
+    database, count, names, families = outputs
+    references = (ctypes.byref(database), ctypes.byref(count), ctypes.byref(names), ctypes.byref(families))
+    checked("load_latest_options", str(path).encode(), environment, ctypes.c_bool(False), cache, *references, result=None)
+    call("load_latest_options_destroy", database, names, families, count, result=None)
+
+
 class Database:
     """An open database with its families by name; without families it has the default one."""
 

@@ -107,6 +107,42 @@ def one_level(path):
     make(path, universal=True, num_levels=1)
 
 
+@refused(r"257 levels \(num_levels\), but at most 256")
+def more_levels_than_supported(path):
+    make(path, flush=True, num_levels=257)
+
+
+def with_option(path, name, value):
+    """Makes a database, and gives an option in its OPTIONS file another value."""
+    make(path)
+    newest = max(path.glob("OPTIONS-*"))
+    text, count = re.subn(rf"(?m)^  {name}=.*$", f"  {name}={value}", newest.read_text())
+    assert count == 1
+    newest.write_text(text)
+    with pytest.raises(rocksdb78.RocksError, match=name):
+        rocksdb78.load_options(path)
+
+
+@refused(r"column family default: num_levels=abc cannot be understood")
+def levels_that_are_no_number(path):
+    with_option(path, "num_levels", "abc")
+
+
+@refused(r"max_bytes_for_level_base= cannot be understood")
+def size_of_a_level_that_is_empty(path):
+    with_option(path, "max_bytes_for_level_base", "")
+
+
+@refused(r"disable_auto_compactions=maybe cannot be understood")
+def flag_that_is_neither_true_nor_false(path):
+    with_option(path, "disable_auto_compactions", "maybe")
+
+
+@refused(r"allow_2pc=2 cannot be understood")
+def flag_of_the_database_that_is_neither_true_nor_false(path):
+    with_option(path, "allow_2pc", "2")
+
+
 @refused(r"FIFO")
 def fifo(path):
     make(path, flush=True, compaction_style=2)
@@ -415,6 +451,50 @@ def test_a_command_that_cannot_be_obeyed_changes_nothing(words, pattern, tmp_pat
         for new in tmp_path / "new", tmp_path / "empty":
             millrace.fail(*words, "--data", new)
             assert snapshot(tmp_path) == before
+
+
+def test_a_family_for_which_options_have_no_room_is_refused_before_anything_changes(tmp_path):
+    data = tmp_path / "db"
+    make(data)
+    newest = max(data.glob("OPTIONS-*"))
+    # Legal, and below the 16 MiB that are read.
+    newest.write_text(newest.read_text() + "# a comment\n" * 1_390_000)
+    for has_lock in (True, False):
+        if not has_lock:
+            (data / "LOCK").unlink()
+        before = snapshot(tmp_path)
+        said = millrace.fail("kv", "column-families", "create", "new", "--data", data)
+        assert "the OPTIONS file would exceed" in said, said
+        assert snapshot(tmp_path) == before, said
+    millrace.succeed("kv", "put", "a", "b", "--data", data)
+
+
+@pytest.mark.parametrize("levels", [65, 100, 256])
+def test_as_many_levels_as_are_supported_are_used(levels, tmp_path):
+    data = tmp_path / "db"
+    made = rocksdb78.options(num_levels=levels, level_compaction_dynamic_level_bytes=1)
+    expected = {}
+    for round_ in range(3):
+        with rocksdb78.opened(data, made) as database:
+            assert dict(database.scan()) == expected
+            for n in range(50):
+                database.put(b"key%d" % n, b"of RocksDB %d" % round_)
+                expected[b"key%d" % n] = b"of RocksDB %d" % round_
+            if round_ == 1:
+                database.compact()
+                assert database.bounds()[0][1] == levels - 1
+        millrace.succeed("kv", "put", "key7", f"ours {round_}", "--data", data)
+        expected[b"key7"] = b"ours %d" % round_
+        assert dict(millrace.scan(data)) == expected
+        millrace.succeed("kv", "compact", "--data", data)
+        assert dict(millrace.scan(data)) == expected
+        millrace.succeed("kv", "check", "--data", data)
+    for file in [*data.glob("MANIFEST-*"), data / "CURRENT"]:
+        file.unlink()
+    millrace.succeed("kv", "check", "--repair", "--data", data)
+    assert dict(millrace.scan(data)) == expected
+    with rocksdb78.opened(data, made) as database:
+        assert dict(database.scan()) == expected
 
 
 @pytest.mark.parametrize("name, pattern", [("db-paths-of-which-the-second-is-in-use", "db_paths"), ("no-database-at-all", "no RocksDB database"), (None, None)])

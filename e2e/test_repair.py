@@ -11,6 +11,7 @@ import databases
 import layout
 import millrace
 import pytest
+from rocksdict import Options, Rdict
 
 # Databases whose MANIFEST is lost: tables in one and in several levels, range deletions, blob files, column families,
 # writes that are only in logs, merge operands, tables that RocksDB's repair put into level 0.
@@ -26,8 +27,8 @@ REBUILT = [
 ]
 
 
-def repair(data, *arguments, code=None):
-    """Repairs a directory; returns the report. RocksDB finds it consistent, and a check finds nothing."""
+def repair(data, *arguments, code=None, reads=True):
+    """Repairs a directory; returns the report. RocksDB finds it consistent, if 7.8 `reads` it, and a check finds nothing."""
     done = millrace.command("kv", "check", "--repair", "--data", data, "--json", *arguments)
     assert done.returncode in (0, 1) and "panicked" not in done.stderr, done.stderr
     said = json.loads(done.stdout)
@@ -37,7 +38,8 @@ def repair(data, *arguments, code=None):
         assert not said["lost"] or said["repaired"]
         again = millrace.said_json("kv", "check", "--repair", "--data", data) if not said["damages"] else None
         assert again is None or not again["needed"], "a second repair finds something"
-        databases.ldb(data, "checkconsistency")
+        if reads:
+            databases.ldb(data, "checkconsistency")
     return said
 
 
@@ -128,6 +130,86 @@ def test_a_table_that_cannot_be_read_is_dropped_and_all_else_kept(harm, manifest
         assert all(after[key] == before[key] for key in before if not first <= key <= last)
     assert 0 < len(gone) < 300 and all(before[key] == value for key, value in after.items())
     keeps_at_least(data, by_ldb)
+
+
+@pytest.mark.parametrize("manifest", ["there", "lost"])
+@pytest.mark.parametrize("place", [-13, -40, -12, -53], ids=["reserved", "metaindex-size", "version", "checksum-type"])
+def test_a_bit_in_the_footer_of_a_table_stops_only_this_table(place, manifest, tmp_path):
+    data = tmp_path / "db"
+    options = Options(raw_mode=True)
+    options.set_disable_auto_compactions(True)
+    db = Rdict(str(data), options)
+    for first in "ab":
+        for n in range(50):
+            db[b"%s%d" % (first.encode(), n)] = b"value"
+        db.flush()
+    db.close()
+    whole, harmed = sorted(data.glob("*.sst"))
+    layout.flip(harmed, harmed.stat().st_size + place, 3)
+    if manifest == "there":
+        millrace.succeed("kv", "put", "new", "value", "--data", data)
+        assert millrace.succeed("kv", "get", "a7", "--data", data) == "value\n"
+        said = millrace.fail("kv", "get", "b7", "--data", data)
+        assert harmed.name in said and "orruption" in said, said
+    else:
+        without_manifest(data)
+    said = repair(data, code=1, reads=False)
+    assert [lost["file"] for lost in said["lost"]] == [harmed.name]
+    left = {b"a%d" % n: b"value" for n in range(50)} | ({b"new": b"value"} if manifest == "there" else {})
+    assert contents(data)["default"] == left
+    db = Rdict(str(data), Options(raw_mode=True))
+    assert dict(db.items()) == left
+    db.close()
+
+
+@pytest.mark.parametrize("place", [4, 12, 13, 20], ids=["version", "flags", "compression", "expiration"])
+def test_a_bit_in_the_header_of_a_blob_file_does_not_stop_a_repair(place, own_copy):
+    data = own_copy("rocksdict-blobs-kNoCompression")
+    file = sorted(data.glob("*.blob"))[0]
+    layout.flip(file, place, 0 if place == 12 else 5)
+    without_manifest(data)
+    done = millrace.command("kv", "check", "--repair", "--data", data, "--json")
+    assert done.returncode == 1, done.stderr
+    # References to its values stay, as damage.
+    assert [lost["file"] for lost in json.loads(done.stdout)["lost"]] == [file.name]
+    millrace.succeed("kv", "stat", "--data", data)
+
+
+@pytest.mark.parametrize("manifest", ["there", "lost"])
+@pytest.mark.parametrize("harm", ["flip", "grown", "cut"])
+def test_a_blob_file_with_a_damaged_end_is_written_again(harm, manifest, tmp_path):
+    data = tmp_path / "db"
+    options = Options(raw_mode=True)
+    options.set_enable_blob_files(True)
+    options.set_min_blob_size(100)
+    db = Rdict(str(data), options)
+    rows = {b"key%d" % n: b"%d" % n * 200 for n in range(100)}
+    for key, value in rows.items():
+        db[key] = value
+    db.close()
+    [file] = data.glob("*.blob")
+    whole = file.read_bytes()
+    file.write_bytes({"grown": whole + b"z" * 100, "cut": whole[:-10]}.get(harm, whole))
+    if harm == "flip":
+        layout.flip(file, len(whole) - 20)
+    if manifest == "lost":
+        without_manifest(data)
+    is_mended = manifest == "there" or harm == "flip"
+    before = {path.name: path.read_bytes() for path in data.iterdir()}
+    assert repair(data, "--dry-run")["needed"] == (is_mended or manifest == "lost")
+    assert {path.name: path.read_bytes() for path in data.iterdir()} == before
+    done = millrace.command("kv", "check", "--repair", "--data", data, "--json")
+    assert done.returncode == (0 if is_mended else 1), done.stderr
+    said = json.loads(done.stdout)
+    assert any(file.name in warning for warning in said["warnings"]) == is_mended
+    if not is_mended:
+        return
+    assert contents(data)["default"] == rows
+    assert file.read_bytes() == whole and (data / "lost" / file.name).read_bytes() == before[file.name]
+    assert not repair(data, code=0, reads=False)["needed"]
+    db = Rdict(str(data), options)
+    assert dict(db.items()) == rows
+    db.close()
 
 
 def test_without_current_the_manifest_has_the_state(tmp_path):

@@ -1,15 +1,19 @@
 //! The options of a column family that shape its levels, from the directory's OPTIONS file.
 //!
 //! Names, defaults and meanings are RocksDB's, so that RocksDB goes on with the same shape. An
-//! option that is absent or cannot be parsed has RocksDB's default. `docs/DIRECTORIES.md` lists
+//! option that is absent has RocksDB's default; so has one that cannot be parsed, but then nothing
+//! is written (`gate.rs`). `docs/DIRECTORIES.md` lists
 //! what each option means here.
 
+use rocksfmt::LEVELS_MAX;
+
+use crate::option_value;
 use crate::stored_options::StoredOptions;
 
-/// Upper limit of `num_levels`. RocksDB itself has no use for more.
-const LEVELS_MAX: usize = 100;
 /// `max_compaction_bytes` if it is 0, as a multiple of `target_file_size_base`.
 const COMPACTION_FILES: u64 = 25;
+/// Upper limit of the triggers by the number of files in level 0.
+const COUNT_MAX: usize = 1 << 20;
 
 /// `ttl` unless the options say otherwise, and `periodic_compaction_seconds` of a family with a
 /// compaction filter: 30 days.
@@ -71,15 +75,21 @@ impl FamilyOptions {
 
     fn read<'a>(get: impl Fn(&str) -> Option<&'a str>) -> FamilyOptions {
         let number = |key: &str, default: u64| -> u64 {
-            get(key).and_then(|text| text.parse().ok()).unwrap_or(default)
+            get(key).and_then(option_value::unsigned).unwrap_or(default)
         };
-        let flag = |key: &str, default: bool| get(key).map_or(default, |text| text == "true");
+        let int = |key: &str, default: i32| get(key).and_then(option_value::int).unwrap_or(default);
+        let flag =
+            |key: &str, default: bool| get(key).and_then(option_value::flag).unwrap_or(default);
         let limit = |key: &str, default: u64| match number(key, default) {
             0 => u64::MAX,
             some => some,
         };
-        let count = |key: &str, default: u64| number(key, default).clamp(1, 1 << 20) as usize;
-        let multiplier = get("max_bytes_for_level_multiplier").and_then(|text| text.parse().ok());
+        // Negative for none.
+        let count = |key: &str, default| match int(key, default) {
+            number @ 0.. => (number as usize).clamp(1, COUNT_MAX),
+            _ => COUNT_MAX,
+        };
+        let multiplier = get("max_bytes_for_level_multiplier").and_then(option_value::double);
         let multiplier = multiplier.filter(|value: &f64| value.is_finite()).unwrap_or(10.0);
         let additional = get("max_bytes_for_level_multiplier_additional").unwrap_or_default();
         let file_bytes = number("target_file_size_base", 64 << 20).max(1);
@@ -98,17 +108,17 @@ impl FamilyOptions {
         let usual = if filters || universal { AGE_USUAL } else { u64::MAX };
         let every = period.unwrap_or(usual);
         FamilyOptions {
-            levels: number("num_levels", 7).clamp(2, LEVELS_MAX as u64) as usize,
+            levels: int("num_levels", 7).clamp(2, LEVELS_MAX as i32) as usize,
             // Versions before 8.4 have it off by default, and write it into the file.
             dynamic: universal || flag("level_compaction_dynamic_level_bytes", true),
             level_base_bytes: number("max_bytes_for_level_base", 256 << 20).max(1),
             level_multiplier: multiplier.max(1.001),
             level_multiplier_additional: additional
                 .split(':')
-                .map(|text| text.parse().unwrap_or(1).max(1))
+                .map(|text| option_value::int(text).map_or(1, |number| number.max(1) as u64))
                 .collect(),
             file_bytes,
-            file_multiplier: number("target_file_size_multiplier", 1).max(1),
+            file_multiplier: int("target_file_size_multiplier", 1).max(1) as u64,
             compaction_bytes: match number("max_compaction_bytes", 0) {
                 0 => file_bytes.saturating_mul(COMPACTION_FILES),
                 bytes => bytes,
@@ -215,6 +225,7 @@ mod tests {
         );
         assert_eq!((options.levels, options.level_base_bytes), (2, 1));
         assert!((options.level_multiplier - 10.0).abs() < 1e-9);
-        assert_eq!((options.file_bytes, options.level0_trigger), (64 << 20, 4));
+        assert_eq!((options.file_bytes, options.level0_trigger), (64 << 20, 1 << 20));
+        assert_eq!(read("target_file_size_base=64M").file_bytes, 64 << 20);
     }
 }

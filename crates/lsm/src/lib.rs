@@ -37,6 +37,7 @@ mod mem;
 mod merge_operator;
 mod mutant;
 mod open;
+mod option_value;
 mod options;
 mod range_tombstones;
 mod read;

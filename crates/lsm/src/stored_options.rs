@@ -9,6 +9,7 @@ use fs::{Dir, DirEntry};
 use rocksfmt::{FileName, OptionsFile};
 
 use crate::error::{Error, Result, lacks_resources};
+use crate::option_value::{self, unparsable_of_database, unparsable_of_family};
 
 /// The oldest RocksDB that reads what is written here.
 pub(crate) const OLDEST: (u64, u64) = (7, 8);
@@ -116,7 +117,17 @@ impl StoredOptions {
 
     /// Whether openings by RocksDB keep logs that are still needed, including empty ones.
     pub fn keeps_logs_at_openings(&self) -> bool {
-        self.db("avoid_flush_during_recovery") == Some("true")
+        self.db("avoid_flush_during_recovery").and_then(option_value::flag) == Some(true)
+    }
+
+    /// The first option of a family, or of the database if none is named, that is obeyed here but
+    /// cannot be parsed: `NAME=VALUE`.
+    pub fn unparsable(&self, family: Option<&str>) -> Option<String> {
+        let file = self.file.as_ref()?;
+        match family {
+            Some(family) => unparsable_of_family(|key| file.column_family(family, key)),
+            None => unparsable_of_database(|key| file.db(key)),
+        }
     }
 
     /// Whether the file has a section for a family.
@@ -126,17 +137,19 @@ impl StoredOptions {
 
     /// What the options say about the blob files of a family.
     pub fn blobs(&self, family: &str) -> StoredBlobs {
-        let number = |key| self.family(family, key).and_then(|text| text.parse::<u64>().ok());
-        let is_on = self.family(family, "enable_blob_files") == Some("true");
+        let number = |key| self.family(family, key).and_then(option_value::unsigned);
+        let flag = |key| self.family(family, key).and_then(option_value::flag) == Some(true);
+        let is_on = flag("enable_blob_files");
+        let starting_level = self.family(family, "blob_file_starting_level");
         let compression = self.family(family, "blob_compression_type").unwrap_or(NO_COMPRESSION);
         let plain = compression == NO_COMPRESSION
-            && number("blob_file_starting_level").is_none_or(|level| level == 0);
-        let part = |key| self.family(family, key).and_then(|text| text.parse::<f64>().ok());
+            && starting_level.and_then(option_value::int).is_none_or(|level| level <= 0);
+        let part = |key| self.family(family, key).and_then(option_value::double);
         let value_min = number("min_blob_size").unwrap_or(0);
         StoredBlobs {
             is_on,
             value_min: is_on.then(|| usize::try_from(value_min).unwrap_or(usize::MAX)),
-            collects: self.family(family, "enable_blob_garbage_collection") == Some("true"),
+            collects: flag("enable_blob_garbage_collection"),
             age_cutoff: part("blob_garbage_collection_age_cutoff").unwrap_or(AGE_CUTOFF),
             force_threshold: part("blob_garbage_collection_force_threshold")
                 .filter(|&share| share < 1.0),
@@ -148,8 +161,9 @@ impl StoredOptions {
 
     /// The number of levels that RocksDB gives a family.
     pub fn levels(&self, family: &str) -> usize {
-        let said = self.family(family, "num_levels").and_then(|text| text.parse().ok());
-        said.unwrap_or(LEVELS)
+        let said = self.family(family, "num_levels").and_then(option_value::int);
+        // As RocksDB: there is a level 0 in any case.
+        said.map_or(LEVELS, |levels| levels.max(1) as usize)
     }
 }
 

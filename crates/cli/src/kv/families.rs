@@ -72,7 +72,7 @@ fn create(name: String, descending: bool, place: FamiliesPlace) -> Result<Verdic
             false => Comparator::Bytewise,
         };
         let options = ColumnFamilyOptions { comparator };
-        let may = async |db: &Db| db.may_create_column_family(&name);
+        let may = async |db: &Db| db.may_create_column_family(&core, &name, options.clone()).await;
         let (writer, ()) = open(&core, &place, may).await?;
         let created = writer.create_column_family(&name, options).await;
         let id = close(&writer, created, &place).await?;

@@ -21,11 +21,12 @@ use std::collections::BTreeSet;
 use std::path::Path;
 
 use fs::DirEntry;
-use rocksfmt::{FileName, ManifestState};
+use rocksfmt::{FileName, LEVELS_MAX, ManifestState};
 
 use crate::error::{Error, Kind, Result};
 use crate::merge_operator::MergeOperator;
 use crate::open::create::{CURRENT_DRAFT, FIRST_OPTIONS};
+use crate::option_value;
 use crate::slots::Slots;
 use crate::stored_options::{OLDEST, StoredOptions};
 use crate::table_options::TableOptions;
@@ -249,7 +250,11 @@ impl Found<'_> {
 
     /// An obstacle in the options of the whole database.
     fn choice_of_database(&self) -> Option<String> {
-        let is_true = |key: &str| self.stored_options.db(key) == Some("true");
+        let is_true =
+            |key: &str| self.stored_options.db(key).and_then(option_value::flag) == Some(true);
+        if let Some(option) = self.stored_options.unparsable(None) {
+            return Some(format!("{option} cannot be understood: correct it in the OPTIONS file"));
+        }
         if self.entries.iter().any(|entry| entry.name == OLD_BLOBS && entry.is_dir) {
             return Some(format!(
                 "{OLD_BLOBS} belongs to the old kind of BlobDB, which is not supported"
@@ -306,7 +311,20 @@ impl Found<'_> {
         if let Err(what) = TableOptions::read(self.stored_options, name) {
             return Some(what);
         }
-        if says("cf_allow_ingest_behind") == Some("true") {
+        if let Some(option) = self.stored_options.unparsable(Some(name)) {
+            return Some(format!(
+                "column family {name}: {option} cannot be understood: correct it in the OPTIONS \
+                 file"
+            ));
+        }
+        let levels = self.stored_options.levels(name);
+        if levels > LEVELS_MAX as usize {
+            return Some(format!(
+                "column family {name} has {levels} levels (num_levels), but at most {LEVELS_MAX} \
+                 are supported"
+            ));
+        }
+        if says("cf_allow_ingest_behind").and_then(option_value::flag) == Some(true) {
             return Some(format!("cf_allow_ingest_behind reserves the last level of {name}"));
         }
         if let Some(wanted) = self.merge_operator.filter(|_| family.id == 0)
@@ -322,7 +340,7 @@ impl Found<'_> {
                 "column family {name} has FIFO compaction (compaction_style), which drops the \
                  oldest tables instead of merging: that is not supported"
             )),
-            Some(style) if self.stored_options.levels(name) < 2 => Some(format!(
+            Some(style) if levels < 2 => Some(format!(
                 "column family {name} has one level (num_levels=1, compaction_style={style}), \
                  but nothing is merged within one level here"
             )),
@@ -463,6 +481,10 @@ mod tests {
             ("8.0.0", "allow_ingest_behind=true", Here, ADOPT, "allow_ingest_behind"),
             ("8.0.0", "cf_allow_ingest_behind=true", Here, ADOPT, "cf_allow_ingest_behind"),
             ("8.0.0", "compaction_style=kCompactionStyleFIFO", Here, ADOPT, "FIFO"),
+            ("8.0.0", "compaction_style=kNew", Here, ADOPT, "compaction_style=kNew"),
+            ("8.0.0", "max_compaction_bytes=abc", Here, ADOPT, "max_compaction_bytes=abc"),
+            ("8.0.0", "num_levels=257\nmax_compaction_bytes=0", Here, ADOPT, "257 levels"),
+            ("8.0.0", "allow_2pc=maybe", Here, ADOPT, "allow_2pc=maybe"),
             (
                 "8.0.0",
                 "compaction_style=kCompactionStyleUniversal\nnum_levels=1",

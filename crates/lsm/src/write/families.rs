@@ -8,6 +8,8 @@
 //! one is taken out after the MANIFEST has dropped it. After a crash in between it lists one family
 //! too many, until the next change, or until RocksDB opens the directory.
 
+use fs::{Dir, DirEntry};
+use reactor::Core;
 use rocksfmt::{Comparator, FileName, OPTIONS_BYTES_MAX, VersionEdit, options_with_families};
 
 use crate::db::{CfId, Db, named};
@@ -61,12 +63,25 @@ impl Writer {
 }
 
 impl Db {
-    /// Whether [`Writer::create_column_family`] can make a family of this name.
+    /// Whether [`Writer::create_column_family`] can make such a family. Suspends for the disk.
     ///
     /// # Errors
-    /// Those of the name.
-    pub fn may_create_column_family(&self, name: &str) -> Result<()> {
-        may_create(&self.version(), name)
+    /// [`Kind::Unsupported`] if it cannot; those of reading the OPTIONS file.
+    pub async fn may_create_column_family(
+        &self,
+        core: &Core,
+        name: &str,
+        options: ColumnFamilyOptions,
+    ) -> Result<()> {
+        let version = self.version();
+        may_create(&version, name)?;
+        let largest = self.0.manifest.max_column_family;
+        if largest == u32::MAX {
+            return Err(no_id());
+        }
+        let new = (name, options.comparator.name());
+        let families: Vec<_> = names(&version).chain([new]).collect();
+        changed_options(&Dir::new(core, self.path()), &families).await.map(drop)
     }
 
     /// The column family of this name, if [`Writer::drop_column_family`] can drop it.
@@ -88,8 +103,7 @@ impl Commit<'_> {
         let version = state.db.version();
         may_create(&version, name)?;
         let Some(id) = turn.state().next_column_family() else {
-            let text = "no id is left for a column family".to_owned();
-            return Err(Error::new(Kind::Unsupported, text));
+            return Err(no_id());
         };
         let new = (name, comparator.name());
         write_options(state, names(&version).chain([new]).collect()).await?;
@@ -203,26 +217,48 @@ fn names(version: &Version) -> impl Iterator<Item = (&str, &str)> {
     version.families.iter().map(|family| (&family.name[..], &family.comparator_name[..]))
 }
 
+fn no_id() -> Error {
+    Error::new(Kind::Unsupported, "no id is left for a column family")
+}
+
+/// The OPTIONS file that must take the place of the newest one, for these families.
+struct ChangedOptions {
+    entries: Vec<DirEntry>,
+    /// The name of the newest one.
+    last: String,
+    text: String,
+}
+
+/// `None` if the directory has no OPTIONS file, or one that lists exactly these families.
+///
+/// # Errors
+/// [`Kind::Unsupported`] if it would be too large to be read again.
+async fn changed_options(dir: &Dir, families: &[(&str, &str)]) -> Result<Option<ChangedOptions>> {
+    let io = |e: std::io::Error| Error::io("the OPTIONS file", &e).of_new_file();
+    let entries = dir.list().await.map_err(io)?;
+    let Some(last) = newest(&entries).map(str::to_owned) else { return Ok(None) };
+    let old = dir.read_small(&last, OPTIONS_BYTES_MAX).await.map_err(io)?;
+    let text = options_with_families(&String::from_utf8_lossy(&old), families);
+    let Some(text) = text.filter(|text| text.as_bytes() != old) else { return Ok(None) };
+    if text.len() > OPTIONS_BYTES_MAX {
+        let text = format!("the OPTIONS file would exceed {OPTIONS_BYTES_MAX} bytes");
+        return Err(Error::new(Kind::Unsupported, text));
+    }
+    Ok(Some(ChangedOptions { entries, last, text }))
+}
+
 /// If the directory has an OPTIONS file, writes a new one for these families.
 async fn write_options(state: &WriteState, families: Vec<(&str, &str)>) -> Result<()> {
     let dir = &state.dir;
     let io = |e: std::io::Error| Error::io("the OPTIONS file", &e).of_new_file();
     let mark = dir.mark();
-    let entries = dir.list().await.map_err(io)?;
-    let Some(last) = newest(&entries) else { return Ok(()) };
-    let text = dir.read_small(last, OPTIONS_BYTES_MAX).await.map_err(io)?;
-    let new = options_with_families(&String::from_utf8_lossy(&text), &families);
-    let Some(new) = new.filter(|new| new.as_bytes() != text) else { return Ok(()) };
-    if new.len() > OPTIONS_BYTES_MAX {
-        let text = format!("the OPTIONS file would exceed {OPTIONS_BYTES_MAX} bytes");
-        return Err(Error::new(Kind::Unsupported, text));
-    }
+    let Some(new) = changed_options(dir, &families).await? else { return Ok(()) };
     let name = FileName::Options(state.db.new_number()).to_string();
-    dir.replace_small(&name, new.as_bytes()).await.map_err(io)?;
+    dir.replace_small(&name, new.text.as_bytes()).await.map_err(io)?;
     dir.sync_since(mark).await.map_err(io)?;
     // RocksDB keeps two as well.
-    let older = entries.iter().filter_map(|entry| match FileName::parse(&entry.name) {
-        Some(file @ FileName::Options(_)) if entry.name != last => Some(file),
+    let older = new.entries.iter().filter_map(|entry| match FileName::parse(&entry.name) {
+        Some(file @ FileName::Options(_)) if entry.name != new.last => Some(file),
         _ => None,
     });
     state.remove_files(older.collect());

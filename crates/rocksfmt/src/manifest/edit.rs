@@ -14,9 +14,10 @@ use crate::error::{Error, Result};
 use crate::manifest::file_meta::{BlobFileMeta, BlobGarbage, FileMeta};
 use crate::manifest::tag;
 
-/// The number of levels a MANIFEST may name. RocksDB's `num_levels` is 7 and rarely changed; the
-/// bound keeps a damaged varint from causing a large allocation.
-pub const LEVELS_MAX: u32 = 64;
+/// The number of levels that a column family may have, in OPTIONS and in the MANIFEST. RocksDB has
+/// no limit; its `num_levels` is 7 and rarely changed. The bound keeps a stray number from causing
+/// a large allocation.
+pub const LEVELS_MAX: u32 = 256;
 
 /// The kind of a record. Only [`EditKind::Normal`] records change files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -327,7 +328,11 @@ fn text(bytes: &[u8]) -> String {
 fn level(d: &mut Decoder<'_>) -> Result<u32> {
     let level = d.varint32("level")?;
     if level >= LEVELS_MAX {
-        return Err(Error::corruption(format!("level {level}, expected less than {LEVELS_MAX}")));
+        // The record has a checksum: it is no damage.
+        return Err(Error::unsupported(format!(
+            "level {level}, the largest is {}",
+            LEVELS_MAX - 1
+        )));
     }
     Ok(level)
 }

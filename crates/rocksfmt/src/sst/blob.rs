@@ -40,6 +40,8 @@ pub struct BlobHeader {
 
 impl BlobHeader {
     /// Parses the first [`BLOB_HEADER_BYTES`] of a file.
+    ///
+    /// There is one version, and the header has no checksum: whatever else it says is damage.
     pub fn parse(data: &[u8]) -> Result<BlobHeader> {
         BlobHeader::parse_inner(data).map_err(|e| e.at("blob file header"))
     }
@@ -49,14 +51,16 @@ impl BlobHeader {
         check_magic(d.fixed32("magic")?)?;
         let version = d.fixed32("version")?;
         if version != VERSION {
-            return Err(Error::unsupported(format!("blob file version {version}")));
+            return Err(Error::corruption(format!("blob file version {version}")));
         }
         let column_family_id = d.fixed32("column family")?;
         let flags = d.u8("flags")?;
-        let compression = Compression::from_byte(d.u8("compression")?)?;
+        let compression = d.u8("compression")?;
+        let compression = Compression::from_byte(compression)
+            .map_err(|_| Error::corruption(format!("compression type 0x{compression:02x}")))?;
         let expires = (d.fixed64("expiration")?, d.fixed64("expiration")?);
         if flags & 1 != 0 || expires != (0, 0) {
-            return Err(Error::unsupported("values that expire (stacked BlobDB)"));
+            return Err(Error::corruption("values that expire (stacked BlobDB)"));
         }
         Ok(BlobHeader { column_family_id, compression })
     }
@@ -390,6 +394,21 @@ mod tests {
             BlobIndex { file_number: 9, offset: 65, size: 10, compression: Compression::None };
         assert_eq!(index.record_range(3, 107).unwrap(), 30..75);
         assert!(index.record_range(3, 20).is_err());
+    }
+
+    #[test]
+    fn a_flipped_bit_is_damage() {
+        let whole = [header(), BlobFooter { count: 7 }.encode().to_vec()].concat();
+        for bit in 0..whole.len() * 8 {
+            let mut bad = whole.clone();
+            bad[bit / 8] ^= 1 << (bit % 8);
+            let (header, footer) = bad.split_at(BLOB_HEADER_BYTES);
+            let (header, footer) =
+                (BlobHeader::parse(header).err(), BlobFooter::parse(footer).err());
+            for e in [header, footer].into_iter().flatten() {
+                assert_eq!(e.kind(), crate::Kind::Corruption, "{bit}: {e}");
+            }
+        }
     }
 
     #[test]

@@ -134,10 +134,8 @@ impl Footer {
         let format_version = fixed32_at(bytes, 41).unwrap_or(0);
         let footer = match format_version {
             2..=5 => Footer::parse_classic(bytes, format_version, offset)?,
-            6 | 7 => Footer::parse_checked(bytes, format_version, offset)?,
-            1 | 8..=31 => {
-                return Err(Error::unsupported(format!("SST format version {format_version}")));
-            }
+            6..=31 => Footer::parse_checked(bytes, format_version, offset)?,
+            1 => return Err(Error::unsupported("SST format version 1")),
             // Part of the footer was never written.
             other => return Err(Error::corruption(format!("SST format version {other}"))),
         };
@@ -180,17 +178,22 @@ impl Footer {
         if magic != EXTENDED_MAGIC {
             return Err(Error::corruption(format!("bad extended magic {magic:02x?}")));
         }
-        let kind = ChecksumType::from_byte(bytes[0])?;
+        let is_newer = format_version > 7;
+        let kind = ChecksumType::from_byte(bytes[0]).map_err(|error| match is_newer {
+            true => error,
+            // These versions have no others.
+            false => Error::corruption(format!("unknown checksum type {}", bytes[0])),
+        })?;
         let stored = d.fixed32("footer checksum")?;
         let base_context = d.fixed32("base context checksum")?;
         let size = u64::from(d.fixed32("metaindex size")?);
         d.bytes(16, "reserved")?;
-        if d.fixed64("reserved")? != 0 {
-            return Err(Error::unsupported("reserved bytes are in use"));
-        }
+        let reserved = d.fixed64("reserved")?;
         if base_context == 0 {
             return Err(Error::corruption("base context checksum is 0"));
         }
+        // Before anything that a newer version may have given a meaning: a flipped bit must not
+        // look like one.
         let mut zeroed = *bytes;
         zeroed[5..9].fill(0);
         let expected = kind.compute(&zeroed).wrapping_add(context_modifier(base_context, offset));
@@ -198,6 +201,17 @@ impl Footer {
             return Err(Error::corruption(format!(
                 "checksum computed {expected:08x}, stored {stored:08x}"
             )));
+        }
+        if is_newer {
+            return Err(Error::unsupported(format!("SST format version {format_version}")));
+        }
+        if reserved != 0 {
+            let what = "reserved bytes are in use";
+            return Err(match kind {
+                // Nothing vouches for them.
+                ChecksumType::None => Error::corruption(what),
+                _ => Error::unsupported(what),
+            });
         }
         let Some(start) = offset.checked_sub(size + BLOCK_TRAILER_BYTES as u64) else {
             return Err(Error::corruption(format!(
@@ -240,9 +254,18 @@ mod tests {
         f.resize(41, 0);
         f.extend(version.to_le_bytes());
         f.extend(MAGIC.to_le_bytes());
-        let sum = kind.compute(&f).wrapping_add(context_modifier(77, offset));
-        f[5..9].copy_from_slice(&sum.to_le_bytes());
+        seal(&mut f, kind, offset);
         f
+    }
+
+    fn seal(footer: &mut [u8], kind: ChecksumType, offset: u64) {
+        footer[5..9].fill(0);
+        let sum = kind.compute(footer).wrapping_add(context_modifier(77, offset));
+        footer[5..9].copy_from_slice(&sum.to_le_bytes());
+    }
+
+    fn kind_of(footer: &[u8], file_size: u64) -> crate::Kind {
+        Footer::parse(footer, file_size).unwrap_err().kind()
     }
 
     #[test]
@@ -274,6 +297,11 @@ mod tests {
                 }
             }
         }
+        let mut reserved = checked(6, ChecksumType::Xxh3, 100, 947);
+        reserved[35] = 1;
+        assert_eq!(kind_of(&reserved, 1000), crate::Kind::Corruption);
+        seal(&mut reserved, ChecksumType::Xxh3, 947);
+        assert_eq!(kind_of(&reserved, 1000), crate::Kind::Unsupported);
         assert!(Footer::parse(&checked(7, ChecksumType::Xxh3, 943, 947), 1000).is_err());
     }
 
@@ -291,14 +319,43 @@ mod tests {
         }
     }
 
+    /// One damaged table stops only its range of keys, but something unsupported stops every
+    /// writer.
+    #[test]
+    fn a_flipped_bit_is_damage() {
+        let kinds = [
+            ChecksumType::Crc32c,
+            ChecksumType::XxHash,
+            ChecksumType::XxHash64,
+            ChecksumType::Xxh3,
+        ];
+        let checked = kinds.iter().flat_map(|&kind| [6, 7].map(|v| checked(v, kind, 100, 947)));
+        let classic = [2, 4, 5].map(|version| classic(version, (800, 50), (500, 250)));
+        for footer in checked.chain(classic) {
+            for bit in 0..FOOTER_BYTES * 8 {
+                let mut bad = footer.clone();
+                bad[bit / 8] ^= 1 << (bit % 8);
+                // The version of a footer without a checksum.
+                if fixed32_at(&bad, 41) == Some(1) {
+                    continue;
+                }
+                let e = Footer::parse(&bad, 1000).err();
+                assert!(e.is_none_or(|e| e.kind() == crate::Kind::Corruption), "{footer:?} {bit}");
+            }
+        }
+    }
+
     #[test]
     fn other_tables_and_versions_are_refused_by_name() {
-        for version in [1, 8, 31] {
-            let e = Footer::parse(&classic(version, (0, 8), (13, 8)), 2000).unwrap_err();
+        let old = (1, classic(1, (0, 8), (13, 8)));
+        let newer =
+            [8, 31].map(|version| (version, checked(version, ChecksumType::Xxh3, 100, 1947)));
+        for (version, footer) in std::iter::once(old).chain(newer) {
+            let e = Footer::parse(&footer, 2000).unwrap_err();
             assert_eq!(e.kind(), crate::Kind::Unsupported);
             assert!(e.to_string().contains(&format!("version {version}")), "{e}");
         }
-        for version in [0, 32, 256, 0x2e2e_2e2e] {
+        for version in [0, 8, 31, 32, 256, 0x2e2e_2e2e] {
             let e = Footer::parse(&classic(version, (0, 8), (13, 8)), 2000).unwrap_err();
             assert_eq!(e.kind(), crate::Kind::Corruption, "{e}");
         }

@@ -60,7 +60,7 @@ pub struct CheckReport {
 }
 
 /// Most damages listed per file; further ones are not listed.
-const DAMAGES_PER_FILE: usize = 16;
+pub(super) const DAMAGES_PER_FILE: usize = 16;
 
 /// Reads and verifies the database in `path`. Calls `progress` from time to time with the bytes
 /// done and the total bytes. Suspends for every read.

@@ -4,13 +4,15 @@
 //!    (`open::unnamed`). Otherwise it is rebuilt from the tables (`rebuild`): they go into levels
 //!    by their sequences (`place`), and those that have no order are merged first.
 //! 2. What is missing, or cannot be opened, leaves the state. A table with some damaged blocks
-//!    stays: it stops only the keys in them.
+//!    stays: it stops only the keys in them. A blob file whose end alone is damaged is written
+//!    again (`blobs`).
 //! 3. Logs stay as they are, if they can be replayed on the state. Otherwise they become tables
 //!    (`logs`), each up to its first damage.
 //! 4. The files that leave the state get a second name in the directory `lost`.
 //! 5. A new MANIFEST is written, and CURRENT is replaced: before that nothing has changed that a
 //!    reader or another repair sees, after that the repair is done. Then obsolete files are
 //!    removed.
+//! 6. The directory is opened as for writing, without a change: only then the repair succeeded.
 //!
 //! The number of the first file that a repair makes is in the file `REPAIR` until it is done. After
 //! a crash the next repair removes these files: their entries are also in the files that they were
@@ -18,6 +20,7 @@
 //!
 //! Nothing is changed if the directory is locked, or has something that `gate` refuses.
 
+mod blobs;
 mod find;
 mod logs;
 mod merge;
@@ -36,6 +39,7 @@ use crate::db::Db;
 use crate::error::{Error, Kind, Result};
 use crate::inspect::check::blob_records::BlobRecords;
 use crate::inspect::check::{Check, Damage};
+use crate::inspect::repair::blobs::LostEnd;
 use crate::inspect::repair::find::Found;
 use crate::open::blob_tails::{self, BlobTails};
 use crate::open::create::{self, JOURNAL};
@@ -153,6 +157,8 @@ struct Repair<'a> {
     stored_options: StoredOptions,
     /// The references of tables to each blob file, if the MANIFEST is rebuilt.
     references: BTreeMap<u64, u64>,
+    /// Blob files that get a new end.
+    lost_ends: Vec<LostEnd>,
     /// Damaged OPTIONS files, which are in no listing any more.
     damaged_options: Vec<String>,
     /// Tables and blob files that the MANIFEST does not name, if it is used.
@@ -182,6 +188,7 @@ impl<'a> Repair<'a> {
             dir: dir.clone(),
             stored_options: StoredOptions::default(),
             references: BTreeMap::new(),
+            lost_ends: Vec::new(),
             damaged_options: Vec::new(),
             unnamed: Vec::new(),
             report: RepairReport::default(),
@@ -235,6 +242,7 @@ impl<'a> Repair<'a> {
                     (self.listed(), blob_tails::read(self.core, &self.dir, &state).await?);
                 for family in state.column_families.values() {
                     self.blob_files(family, &listed, &tails).await;
+                    self.lost_ends(family).await;
                 }
                 (0, state, true)
             }
@@ -268,7 +276,22 @@ impl<'a> Repair<'a> {
             drop(self.dir.remove(JOURNAL).await);
             return Err(error);
         }
-        self.install(current, &state, &db).await
+        self.write_ends().await?;
+        self.install(current, &state, &db).await?;
+        self.open_again().await
+    }
+
+    /// Opens the repaired directory as a writer does, so that a repair is never said to have
+    /// succeeded when it has not. Nothing is changed.
+    async fn open_again(&self) -> Result<()> {
+        let consent = Consent { adopt: true };
+        let loader = Loader::new(self.core, &self.dir, self.options, Some(consent));
+        let opened = loader.load(None).await;
+        let explain = |error: Error| {
+            let what = format!("repaired, but the directory does not open: {error}");
+            Error::new(error.kind(), what)
+        };
+        opened.map(drop).map_err(explain)
     }
 
     /// Removes the files that an unfinished repair has made.
@@ -344,6 +367,7 @@ impl<'a> Repair<'a> {
             let Ok(comparator) = family.comparator() else { continue };
             let name = family.name.clone();
             let records = self.blob_files(family, &listed, &tails).await;
+            self.lost_ends(family).await;
             for level in &mut family.levels {
                 let mut kept = Vec::new();
                 for meta in level.drain(..) {
