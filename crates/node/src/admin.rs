@@ -13,11 +13,15 @@
 //! connect. The resources of clients are bounded: connections, the length of a line, and the time
 //! to send one. A command that has begun is finished, also when its client has gone.
 //!
+//! While a command takes long, the client receives a line `{"waiting":true}` every
+//! [`WAITING_NS`]: a client that receives nothing for long knows that the node does not answer.
+//!
 //! What a connection has begun to hold for its program ends with the connection: files that are
 //! copied, and compactions.
 
 use std::cell::Cell;
 use std::path::{Path, PathBuf};
+use std::pin::pin;
 use std::rc::Rc;
 
 use reactor::{Class, Core, Event, UnixListener, UnixSocket, timeout};
@@ -35,6 +39,10 @@ const CONNECTIONS_MAX: usize = 16;
 const LINE_BYTES_MAX: usize = 64 << 10;
 /// How long a connection may be silent.
 const PATIENCE_NS: u64 = 60_000_000_000;
+/// How often a client is told that its command goes on.
+const WAITING_NS: u64 = 10_000_000_000;
+/// The line that says so. It has no version, so that programs which do not know it fail.
+const WAITING: &[u8] = b"{\"waiting\":true}\n";
 /// How long the accepting task waits if the system cannot give it a connection.
 const RETRY_NS: u64 = 100_000_000;
 
@@ -308,6 +316,22 @@ async fn answer(admin: &impl Commands, socket: &UnixSocket) {
     }
 }
 
+/// Runs a request, and tells the client at times that it goes on.
+async fn run(
+    admin: &impl Commands,
+    socket: &UnixSocket,
+    request: Request,
+) -> Result<String, Error> {
+    let mut done = pin!(admin.run(request));
+    loop {
+        match timeout(admin.core(), WAITING_NS, done.as_mut()).await {
+            Ok(done) => return done,
+            // If the client has gone, its command is finished all the same.
+            Err(_) => drop(socket.send(WAITING, &[]).await),
+        }
+    }
+}
+
 async fn answer_all(admin: &impl Commands, socket: &UnixSocket, kept: &mut AllKept) {
     let mut received = Vec::new();
     loop {
@@ -315,7 +339,7 @@ async fn answer_all(admin: &impl Commands, socket: &UnixSocket, kept: &mut AllKe
         let reply = match line {
             Ok(Some(Ok(line))) => match Request::parse(&line) {
                 Ok(request) => {
-                    let done = admin.run(request.clone()).await;
+                    let done = run(admin, socket, request.clone()).await;
                     if let Ok(result) = &done {
                         kept.note(&request, result);
                     }
