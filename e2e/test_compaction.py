@@ -31,8 +31,7 @@ def fill(node, keys=range(3000), rounds=ROUNDS):
             words = [("SET", b"k%06d" % n, b"%d-" % round + b"v" * 500) for n in keys]
             assert set(client.pipeline(words)) == {b"OK"}
             # Files are listed after memtables became tables.
-            hold = ask(node, "files-hold", log_bytes_max=0)["hold"]
-            ask(node, "files-release", hold=hold)
+            ask(node, "files-hold", log_bytes_max=0)
 
 
 @pytest.fixture
@@ -190,3 +189,55 @@ def test_a_directory_is_compacted_without_a_node(tmp_path, monkeypatch):
     assert millrace.scan(data) == pairs and len(pairs) == 3000
     databases.ldb(data, "checkconsistency")
     assert "no RocksDB database here" in millrace.fail("kv", "compact", "--data", tmp_path / "missing")
+
+
+def stop_writes(node):
+    """Pauses merges and writes until a write waits, because level 0 is full; returns the writing client."""
+    status("pause")
+    for round in range(40):
+        fill(node, keys=range(10), rounds=1)
+    client = node.connect(timeout=2)
+    words = [("SET", b"big%06d" % n, b"v" * 10_000) for n in range(100)]
+    with pytest.raises(TimeoutError):
+        for _ in range(200):
+            client.pipeline(words)
+    assert "stopped until the end of the pause" in millrace.succeed("kv", "compaction", "status")
+    assert status()["writes_stopped"] and status()["write_bytes_per_second"] == 0
+    return client
+
+
+@pytest.fixture
+def small_node(tmp_path, monkeypatch):
+    monkeypatch.setenv("MILLRACE_STATE", str(tmp_path / "state"))
+    with millrace.node(tmp_path / "db", tmp_path / "log", "--memory", "64M", writes=True) as node:
+        node.until_ready()
+        yield node
+
+
+def test_copies_and_clearings_work_while_a_pause_stops_writes(tmp_path, small_node):
+    client = stop_writes(small_node)
+    millrace.succeed("kv", "checkpoint", tmp_path / "checkpoint", timeout=20)
+    millrace.succeed("kv", "backup", "create", tmp_path / "backups", timeout=20)
+    assert len(millrace.scan(tmp_path / "checkpoint")) >= 110
+    with small_node.connect() as other:
+        assert other.call("FLUSHALL") == b"OK"
+        assert other.call("SET", "k", "v") == b"OK"
+        assert other.call("DBSIZE") == 1
+    assert status()["paused"] and not status()["writes_stopped"]
+    client.socket.close()
+
+
+def test_the_end_of_the_node_ends_a_pause(small_node):
+    client = stop_writes(small_node)
+    assert small_node.stop() == 0
+    client.socket.close()
+
+
+def test_a_successor_takes_over_while_a_pause_stops_writes(small_node):
+    client = stop_writes(small_node)
+    assert "serves now" in millrace.succeed("upgrade")
+    with small_node.connect() as other:
+        assert other.call("PING") == b"PONG"
+        assert other.call("GET", "k000001") is not None
+    assert not status()["paused"]
+    client.socket.close()

@@ -5,6 +5,7 @@ import random
 import signal
 import subprocess
 import threading
+import time
 
 import databases
 import millrace
@@ -322,3 +323,25 @@ def test_a_copy_and_an_ingestion_say_what_is_wrong_in_the_words_of_the_user(tmp_
     copying.send_signal(signal.SIGCONT)
     told = copying.communicate()[1]
     assert copying.returncode == 2 and "the node ended during the copy" in told and "repeat the command" in told, told
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_a_cancelled_backup_keeps_nothing_in_the_node(tmp_path, number):
+    with writable(tmp_path / "db", tmp_path / "log", "--durability", "process", "--admin", tmp_path / "admin") as node:
+        node.until_ready()
+        with node.connect() as client:
+            client.pipeline([("SET", b"k%06d" % n, random.randbytes(1000)) for n in range(3000)])
+        # A node keeps files for eight programs at a time.
+        for n in range(9):
+            backups = tmp_path / f"backups{n}"
+            flags = ("--rate-limit", "100K", "--admin", tmp_path / "admin")
+            copying = subprocess.Popen(
+                [millrace.BINARY, "kv", "backup", "create", backups, *flags], stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+            )
+            deadline = time.monotonic() + 20
+            while not any(file.is_file() and file.stat().st_size for file in backups.rglob("*")):
+                assert copying.poll() is None and time.monotonic() < deadline, copying.communicate()
+                time.sleep(0.01)
+            copying.send_signal(number)
+            copying.communicate(timeout=20)
+        millrace.succeed("kv", "backup", "create", tmp_path / "whole", "--admin", tmp_path / "admin")

@@ -215,3 +215,33 @@ def test_large_values_wait_for_each_other_but_not_for_a_stalled_one(tmp_path, lo
             assert "others wait for" in stalls.reply()
             with pytest.raises((resp.Closed, OSError)):
                 stalls.reply()
+
+
+def test_a_successor_waits_as_long_as_the_old_process_has_the_database(tmp_path):
+    state = tmp_path / "state"
+    with millrace.node(tmp_path / "db", tmp_path / "log", "--state", state, writes=True) as node:
+        node.until_ready()
+        old = millrace.serving(node.process.pid)
+        with node.connect() as client, node.connect() as slow:
+            assert client.call("SET", "k", b"v" * 1_000_000) == b"OK"
+            # The old process waits some seconds for a client that does not read.
+            slow.send(resp.encode("GET", "k") * 20)
+            time.sleep(0.5)
+            upgrade = subprocess.Popen(
+                [millrace.BINARY, "upgrade", "--state", state], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+            )
+            deadline = time.monotonic() + 20
+            while "handed over" not in node.said():
+                assert upgrade.poll() is None and time.monotonic() < deadline, node.said()
+                time.sleep(0.01)
+            os.kill(old, signal.SIGSTOP)
+            try:
+                time.sleep(9)
+                assert node.alive() and upgrade.poll() is None, node.said()
+            finally:
+                os.kill(old, signal.SIGCONT)
+            said, _ = upgrade.communicate(timeout=30)
+            assert upgrade.returncode == 0 and "serves now" in said, said
+        assert millrace.serving(node.process.pid) != old
+        with node.connect() as client:
+            assert len(client.call("GET", "k")) == 1_000_000

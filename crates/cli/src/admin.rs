@@ -1,6 +1,6 @@
 //! A small blocking client for a node's admin socket: one request at a time.
 
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -11,7 +11,7 @@ use serde_json::Value;
 use crate::args::NodeArgs;
 use crate::failure::Failure;
 
-/// How long to wait for an answer: a device may have to be opened, or to become idle.
+/// How long to wait for an answer, or for a sign that the node works on it.
 const PATIENCE: Duration = Duration::from_secs(120);
 /// The largest answer, in bytes.
 const ANSWER_BYTES_MAX: u64 = 64 << 20;
@@ -53,21 +53,42 @@ impl Admin {
         Failure::new(format!("{}: {what}", self.path.display()))
     }
 
+    /// The failure when no answer was received.
+    fn silent(&self, error: &std::io::Error) -> Failure {
+        if !matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) {
+            return self.failed(error).gone();
+        }
+        let seconds = PATIENCE.as_secs();
+        self.failed(&format_args!(
+            "no answer for {seconds} s: it is unknown whether the node has done this, or will do it"
+        ))
+        .hint("look before you repeat the command: it is done when the node goes on, unless the node ends first")
+    }
+
     /// Sends a request and waits for its result; an error from the node is a failure.
     pub fn call(&mut self, request: &Request) -> Result<Value, Failure> {
         let sent = self.stream.get_mut().write_all(request.line().as_bytes());
-        let mut line = Vec::new();
-        // A node without a free connection says so before it reads anything.
-        let received = (&mut self.stream).take(ANSWER_BYTES_MAX).read_until(b'\n', &mut line);
-        if !line.ends_with(b"\n") {
-            sent.map_err(|error| self.failed(&error).gone())?;
-        }
-        received.map_err(|error| self.failed(&error).gone())?;
-        if !line.ends_with(b"\n") {
-            return Err(self.failed(&"the node closed the connection").gone());
-        }
-        let mut answer: Value =
-            serde_json::from_slice(&line).map_err(|error| self.failed(&error))?;
+        let mut sent = Some(sent);
+        let mut answer = loop {
+            let mut line = Vec::new();
+            // A node without a free connection says so before it reads anything.
+            let received = (&mut self.stream).take(ANSWER_BYTES_MAX).read_until(b'\n', &mut line);
+            if !line.ends_with(b"\n")
+                && let Some(sent) = sent.take()
+            {
+                sent.map_err(|error| self.failed(&error).gone())?;
+            }
+            received.map_err(|error| self.silent(&error))?;
+            if !line.ends_with(b"\n") {
+                return Err(self.failed(&"the node closed the connection").gone());
+            }
+            let answer: Value =
+                serde_json::from_slice(&line).map_err(|error| self.failed(&error))?;
+            // The node says at times that it works on a long request.
+            if answer["waiting"] != true {
+                break answer;
+            }
+        };
         if answer["version"] != ADMIN_VERSION {
             return Err(self.failed(&"the node and this program have different versions"));
         }

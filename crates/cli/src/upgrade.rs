@@ -21,7 +21,11 @@ pub fn run(args: UpgradeArgs) -> Result<(), Failure> {
     } else {
         let pause = duration(Some(number(&result, "pause_us") as f64 * 1e3));
         let successor = number(&result, "successor");
-        out.line(&format!("process {successor} serves now; guests waited {pause}"))?;
+        let state = match result["serves"] == true {
+            true => "serves now",
+            false => "has taken over, and serves clients when the old process has ended",
+        };
+        out.line(&format!("process {successor} {state}; guests waited {pause}"))?;
     }
     Ok(out.flush()?)
 }

@@ -88,5 +88,5 @@ pub use write::families::ColumnFamilyOptions;
 pub use write::forerunner::{Forerunner, Note};
 pub use write::ingest::{IngestFiles, Ingested, Ingestion};
 pub use write::live_files::LiveFiles;
-pub use write::manual::{Compacted, CompactionLimits, CompactionWatch};
+pub use write::manual::{Compacted, CompactionLimits, CompactionWatch, LetPass};
 pub use write::writer::{Writer, WriterStats, Written};

@@ -12,9 +12,16 @@
 //! An unknown version, command or key is an error. Only processes of the node's own user may
 //! connect. The resources of clients are bounded: connections, the length of a line, and the time
 //! to send one. A command that has begun is finished, also when its client has gone.
+//!
+//! While a command takes long, the client receives a line `{"waiting":true}` every
+//! [`WAITING_NS`]: a client that receives nothing for long knows that the node does not answer.
+//!
+//! What a connection has begun to hold for its program ends with the connection: files that are
+//! copied, and compactions.
 
 use std::cell::Cell;
 use std::path::{Path, PathBuf};
+use std::pin::pin;
 use std::rc::Rc;
 
 use reactor::{Class, Core, Event, UnixListener, UnixSocket, timeout};
@@ -32,6 +39,10 @@ const CONNECTIONS_MAX: usize = 16;
 const LINE_BYTES_MAX: usize = 64 << 10;
 /// How long a connection may be silent.
 const PATIENCE_NS: u64 = 60_000_000_000;
+/// How often a client is told that its command goes on.
+const WAITING_NS: u64 = 10_000_000_000;
+/// The line that says so. It has no version, so that programs which do not know it fail.
+const WAITING: &[u8] = b"{\"waiting\":true}\n";
 /// How long the accepting task waits if the system cannot give it a connection.
 const RETRY_NS: u64 = 100_000_000;
 
@@ -261,13 +272,79 @@ fn refused(error: &Error) -> String {
     format!("{reply}\n")
 }
 
+/// Something that the node keeps for a program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kept {
+    Hold(u64),
+    Compaction(u64),
+}
+
+impl Kept {
+    /// The request that ends it.
+    fn end(self) -> Request {
+        match self {
+            Kept::Hold(hold) => Request::FilesRelease { hold },
+            Kept::Compaction(id) => Request::CompactCancel { id },
+        }
+    }
+}
+
+/// What the node keeps for the program at one connection.
+#[derive(Default)]
+struct AllKept(Vec<Kept>);
+
+impl AllKept {
+    /// Notes what a request that was done has begun or ended.
+    fn note(&mut self, request: &Request, result: &str) {
+        let field = |name: &str| serde_json::from_str::<Value>(result).ok()?[name].as_u64();
+        match *request {
+            Request::FilesHold { .. } => self.0.extend(field("hold").map(Kept::Hold)),
+            Request::CompactBegin { .. } => self.0.extend(field("id").map(Kept::Compaction)),
+            Request::FilesRelease { hold } => self.0.retain(|&kept| kept != Kept::Hold(hold)),
+            _ => {}
+        }
+    }
+}
+
+/// Answers one connection, until it ends.
 async fn answer(admin: &impl Commands, socket: &UnixSocket) {
+    let mut kept = AllKept::default();
+    answer_all(admin, socket, &mut kept).await;
+    for one in kept.0 {
+        // It may have ended by itself.
+        let _ = admin.run(one.end()).await;
+    }
+}
+
+/// Runs a request, and tells the client at times that it goes on.
+async fn run(
+    admin: &impl Commands,
+    socket: &UnixSocket,
+    request: Request,
+) -> Result<String, Error> {
+    let mut done = pin!(admin.run(request));
+    loop {
+        match timeout(admin.core(), WAITING_NS, done.as_mut()).await {
+            Ok(done) => return done,
+            // If the client has gone, its command is finished all the same.
+            Err(_) => drop(socket.send(WAITING, &[]).await),
+        }
+    }
+}
+
+async fn answer_all(admin: &impl Commands, socket: &UnixSocket, kept: &mut AllKept) {
     let mut received = Vec::new();
     loop {
         let line = timeout(admin.core(), PATIENCE_NS, read_line(socket, &mut received)).await;
         let reply = match line {
             Ok(Some(Ok(line))) => match Request::parse(&line) {
-                Ok(request) => admin.run(request).await,
+                Ok(request) => {
+                    let done = run(admin, socket, request.clone()).await;
+                    if let Ok(result) = &done {
+                        kept.note(&request, result);
+                    }
+                    done
+                }
                 Err(error) => Err(error),
             },
             Ok(Some(Err(error))) => Err(error),
@@ -351,6 +428,20 @@ mod tests {
         assert_eq!(Request::parse(short).unwrap(), expected);
         let short = br#"{"version":1,"command":"upgrade"}"#;
         assert_eq!(Request::parse(short).unwrap(), Request::Upgrade { program: None });
+    }
+
+    #[test]
+    fn what_a_connection_keeps_is_noted_until_it_is_released() {
+        let mut kept = AllKept::default();
+        kept.note(&Request::FilesHold { log_bytes_max: 0 }, r#"{"hold":7,"logs":[]}"#);
+        kept.note(&Request::FilesHold { log_bytes_max: 0 }, r#"{"hold":8,"logs":[]}"#);
+        let compact =
+            Request::CompactBegin { column_family: "default".into(), from: None, to: None };
+        kept.note(&compact, r#"{"id":7}"#);
+        kept.note(&Request::FilesRelease { hold: 7 }, "{}");
+        kept.note(&Request::FilesRenew { hold: 8 }, "{}");
+        assert_eq!(kept.0, [Kept::Hold(8), Kept::Compaction(7)]);
+        assert_eq!(kept.0[1].end(), Request::CompactCancel { id: 7 });
     }
 
     #[test]

@@ -58,6 +58,12 @@ fn status_text(status: &Value) -> String {
     let mut out = String::new();
     let state = if status["paused"] == true { "paused" } else { "running" };
     let writes = match status["write_bytes_per_second"].as_u64() {
+        _ if status["writes_stopped"] == true && status["paused"] == true => {
+            "stopped until the end of the pause: level 0 is full".to_owned()
+        }
+        _ if status["writes_stopped"] == true => {
+            "stopped until merges have made room: level 0 is full".to_owned()
+        }
         Some(rate) => format!("limited to {}/s", Size(rate)),
         None => "not limited".to_owned(),
     };
@@ -198,6 +204,17 @@ mod tests {
             .unwrap_or_default();
         assert_eq!(words[..5], ["6", "1,200", "4", "KiB", "0.50"], "{text}");
         assert!(text.contains(" 25 % ") && text.contains("on request"), "{text}");
+    }
+
+    #[test]
+    fn a_status_says_what_stops_writes() {
+        let of = |paused: bool, stopped: bool| {
+            status_text(&json!({"paused": paused, "writes_stopped": stopped,
+                "write_bytes_per_second": 1024}))
+        };
+        assert!(of(true, false).contains("limited to 1 KiB/s"));
+        assert!(of(true, true).contains("stopped until the end of the pause"));
+        assert!(of(false, true).contains("stopped until merges"));
     }
 
     #[test]

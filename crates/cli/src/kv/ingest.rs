@@ -109,10 +109,20 @@ async fn into_node(
     }
     place(core, files, &numbers, &directory, moves, into).await?;
     // Copying may have taken longer than a connection may be silent.
-    let finished = Admin::connect(&into.node).and_then(|mut admin| {
-        admin.call(&Request::IngestFinish { column_family, numbers: numbers.clone() })
-    });
-    finished.map_err(|failure| named(failure, &directory, files, &numbers).during("the ingestion"))
+    let mut admin =
+        Admin::connect(&into.node).map_err(|failure| failure.during("the ingestion"))?;
+    let finished = admin.call(&Request::IngestFinish { column_family, numbers: numbers.clone() });
+    finished.map_err(|failure| {
+        let ended = failure.is_gone();
+        let failure = named(failure, &directory, files, &numbers).during("the ingestion");
+        match ended {
+            true => failure.hint(
+                "it is unknown whether the files are ingested: when a node serves the database \
+                 again, look for their keys before you repeat the command",
+            ),
+            false => failure,
+        }
+    })
 }
 
 /// Names the user's files in place of those in the database's directory.

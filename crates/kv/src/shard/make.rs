@@ -90,7 +90,10 @@ impl ShardState {
         self.barrier.replace(Barrier::All);
         let shard = self.clone();
         self.core.spawn(Class::Foreground, async move {
+            // It empties level 0, so it must not wait until merges have made room there.
+            let passing = shard.writer.let_pass();
             shard.changed.wait_until(|| shard.is_idle()).await;
+            drop(passing);
             shard.touch_existing(None).await;
             let cleared = match shard.writer.clear(shard.family) {
                 Ok(written) => written.await,

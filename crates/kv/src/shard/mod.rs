@@ -333,7 +333,9 @@ impl Shard {
             let is_free = || matches!(*shard.barrier.borrow(), Barrier::None);
             shard.changed.wait_until(is_free).await;
             shard.barrier.replace(Barrier::All);
+            let passing = shard.writer.let_pass();
             shard.changed.wait_until(|| shard.is_idle()).await;
+            drop(passing);
             let done = shard.writer.finish_ingestion(ingestion).await;
             shard.known.borrow_mut().forget();
             shard.watches.borrow_mut().touch_all();
@@ -463,6 +465,11 @@ impl Shard {
         self.0.writer.stats()
     }
 
+    /// Prepares for the end, when no new changes are accepted: see [`Writer::leave`].
+    pub fn leave(&self) {
+        self.0.writer.leave();
+    }
+
     /// Closes the shard. Changes handed over before are still made and written, for some seconds;
     /// the rest is refused. Suspends for that.
     ///
@@ -488,6 +495,7 @@ impl Shard {
     async fn end(&self) {
         let shard = &self.0;
         shard.stop_announcing();
+        shard.writer.leave();
         let is_free = || matches!(*shard.barrier.borrow(), Barrier::None);
         let is_done = || shard.is_idle() && is_free();
         let done = timeout(&shard.core, CLOSE_NS, shard.changed.wait_until(is_done)).await;

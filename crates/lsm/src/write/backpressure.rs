@@ -352,7 +352,7 @@ impl WriteState {
         let many_memtables = || self.flushes.waiting.borrow().len() >= WAITING_MAX;
         let many_files = || {
             let debt = self.debt();
-            debt.files >= debt.files_stop && !self.retries.fails(Task::Merge)
+            debt.files >= debt.files_stop && !self.retries.fails(Task::Merge) && !self.writes_pass()
         };
         let is_full = || many_memtables() || many_files();
         let is_stuck = || match many_memtables() {
@@ -361,11 +361,44 @@ impl WriteState {
         };
         if is_full() {
             let since_ns = self.core.now_ns();
-            self.changed.wait_until(|| !is_full() || self.has_failed() || is_stuck()).await;
+            let stopped = &self.lifecycle.stopped;
+            let done = || {
+                stopped.set(!many_memtables() && many_files());
+                !is_full() || self.has_failed() || is_stuck()
+            };
+            self.changed.wait_until(done).await;
+            stopped.set(false);
             let ns = self.core.now_ns() - since_ns;
             tracing::debug!(level0 = self.level0_files(), ms = ns / 1_000_000, "writes stalled");
             self.count(|stats| stats.stopped_ns += ns);
         }
+        match self.failure() {
+            Some(error) => Err(error),
+            None if is_stuck() => Err(self.refusal()),
+            None => Ok(()),
+        }
+    }
+
+    /// Whether writes pass a full level 0. Those before a request of another kind do, because it
+    /// must not wait for merges: they are no more than what callers had submitted. So do the last
+    /// ones before the end, which merges are not waited for either.
+    fn writes_pass(&self) -> bool {
+        let is_other = |pending: &Pending| !matches!(pending.request, Request::Batch { .. });
+        let lifecycle = &self.lifecycle;
+        lifecycle.leaving.get()
+            || lifecycle.passing.get() > 0
+            || self.queue.requests.borrow().iter().any(is_other)
+    }
+
+    /// Waits until a generation of memtables may be begun that becomes tables at once. Level 0 may
+    /// be full: it gets one more file of each family.
+    ///
+    /// # Errors
+    /// As for [`WriteState::wait_for_headroom`].
+    pub async fn wait_for_memtables(&self) -> Result<()> {
+        let many = || self.flushes.waiting.borrow().len() >= WAITING_MAX;
+        let is_stuck = || many() && self.retries.flush_error().is_some();
+        self.changed.wait_until(|| !many() || self.has_failed() || is_stuck()).await;
         match self.failure() {
             Some(error) => Err(error),
             None if is_stuck() => Err(self.refusal()),

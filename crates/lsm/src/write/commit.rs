@@ -590,7 +590,7 @@ impl Commit<'_> {
         if self.live.values().all(|writer| writer.is_empty()) {
             return Ok(());
         }
-        self.state.wait_for_headroom().await?;
+        self.state.wait_for_memtables().await?;
         self.begin_log(1).await
     }
 

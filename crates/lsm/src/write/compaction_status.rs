@@ -54,13 +54,16 @@ impl LevelCounters {
 pub struct CompactionStatus {
     /// No merge begins, and those under way stand still.
     pub paused: bool,
+    /// Writes wait, because level 0 is full.
+    pub writes_stopped: bool,
     /// The limits in force.
     pub limits: CompactionLimits,
     /// How far merges are behind, from 0 to 1: writes are slowed from 1/4 on.
     pub pressure: f64,
     /// Bytes that merges have to read and write until no level exceeds its target, about.
     pub debt_bytes: u64,
-    /// The rate at which writes are admitted, in bytes per second; `None` for no limit.
+    /// The rate at which writes are admitted, in bytes per second: 0 while they are stopped, `None` for
+    /// no limit.
     pub write_bytes_per_second: Option<u64>,
     /// The rate that each merge keeps to, in bytes of keys and values per second; `None` for no
     /// limit.
@@ -176,10 +179,14 @@ impl Writer {
         let families = version.families.iter().filter(|family| family.refused.is_none());
         CompactionStatus {
             paused: state.merges.paused.get(),
+            writes_stopped: state.lifecycle.stopped.get(),
             limits: state.merges.limits.get(),
             pressure: state.backlog().pressure,
             debt_bytes: debt.bytes,
-            write_bytes_per_second: state.admitted().map(|rate| rate as u64),
+            write_bytes_per_second: match state.lifecycle.stopped.get() {
+                true => Some(0),
+                false => state.admitted().map(|rate| rate as u64),
+            },
             merge_bytes_per_second: state.paces.merge.rate(),
             families: families.map(|family| family_status(state, &version, family)).collect(),
             jobs: running

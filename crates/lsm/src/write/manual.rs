@@ -96,6 +96,16 @@ impl CompactionWatch {
 }
 
 /// Cancels a compaction that nobody waits for any more.
+/// Lets writes pass a full level 0, until it is dropped: see [`Writer::let_pass`].
+pub struct LetPass(Rc<WriteState>);
+
+impl Drop for LetPass {
+    fn drop(&mut self) {
+        let passing = &self.0.lifecycle.passing;
+        passing.set(passing.get() - 1);
+    }
+}
+
 struct CancelOnDrop<'a>(&'a Writer, CompactionWatch);
 
 impl Drop for CancelOnDrop<'_> {
@@ -184,18 +194,31 @@ impl Writer {
     /// [`Writer::resume_compaction`]: none begins, and those under way stand still. Writes slow
     /// down and stop when level 0 has as many files as always.
     pub fn pause_compaction(&self) {
-        self.0.merges.paused.set(!mutant("merges_begin_in_a_pause"));
-        self.0.paces.merge.hold(true);
-        self.0.paces.blob_gc.hold(true);
+        if !self.0.lifecycle.leaving.get() {
+            self.0.hold_merges(true);
+        }
     }
 
     /// Ends a pause.
     pub fn resume_compaction(&self) {
-        self.0.paces.merge.hold(false);
-        self.0.paces.blob_gc.hold(false);
-        self.0.merges.paused.set(false);
-        self.0.merges.note_change();
-        self.0.changed.notify_all();
+        self.0.hold_merges(false);
+    }
+
+    /// Prepares the end of writing: ends a pause, for good, and lets submitted writes pass a full
+    /// level 0, so that none of them waits for merges. Call it when no new writes are accepted.
+    pub fn leave(&self) {
+        self.0.leave();
+    }
+
+    /// Lets writes that were submitted before a request of another kind pass a full level 0, as
+    /// long as the returned guard lives: for a caller that waits for them before it submits that
+    /// request, and submits no other writes meanwhile.
+    #[must_use]
+    pub fn let_pass(&self) -> LetPass {
+        let state = &self.0;
+        state.lifecycle.passing.set(state.lifecycle.passing.get() + 1);
+        state.changed.notify_all();
+        LetPass(state.clone())
     }
 
     /// Whether merges are paused.

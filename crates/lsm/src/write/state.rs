@@ -19,6 +19,7 @@ use crate::db::Db;
 use crate::error::{Error, Kind, Result};
 use crate::file_list::FileList;
 use crate::mem::Mem;
+use crate::mutant::mutant;
 use crate::options::WriteOptions;
 use crate::write::backpressure::{Paces, Unnotified};
 use crate::write::blob_gc::BlobGc;
@@ -103,6 +104,12 @@ pub(crate) struct Lifecycle {
     /// The error that ended all writing.
     pub failed: RefCell<Option<Error>>,
     pub closing: Cell<bool>,
+    /// The node is about to end: writes do not wait for merges any more.
+    pub leaving: Cell<bool>,
+    /// Callers that wait for submitted writes, and need no room in level 0 afterwards.
+    pub passing: Cell<usize>,
+    /// A write waits until level 0 has fewer files.
+    pub stopped: Cell<bool>,
     /// The commit task runs: submitted requests may still need room in memory and in level 0.
     pub committing: Cell<bool>,
     /// Tasks and loads that the end of writing waits for.
@@ -232,6 +239,9 @@ impl WriteState {
             lifecycle: Lifecycle {
                 failed: RefCell::new(None),
                 closing: Cell::new(false),
+                leaving: Cell::new(false),
+                passing: Cell::new(0),
+                stopped: Cell::new(false),
                 committing: Cell::new(true),
                 working: Cell::new(TASKS + compaction::jobs_max(core)),
                 ended: Event::default(),
@@ -342,9 +352,25 @@ impl WriteState {
         self.lifecycle.ended.notify_all();
     }
 
+    /// Ends a pause of merges, and lets writes pass a full level 0: the end is near.
+    pub fn leave(&self) {
+        self.lifecycle.leaving.set(true);
+        self.hold_merges(false);
+    }
+
+    /// Pauses merges and the collection of garbage in blob files, or lets them go on.
+    pub fn hold_merges(&self, held: bool) {
+        self.paces.merge.hold(held);
+        self.paces.blob_gc.hold(held);
+        self.merges.paused.set(held && !mutant("merges_begin_in_a_pause"));
+        self.merges.note_change();
+        self.changed.notify_all();
+    }
+
     /// Ends writing and waits until all tasks and all work have ended.
     pub async fn close(&self) {
         self.lifecycle.closing.set(true);
+        self.leave();
         self.set_paces();
         self.queue.arrived.notify_all();
         self.changed.notify_all();

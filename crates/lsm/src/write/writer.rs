@@ -396,8 +396,13 @@ impl Writer {
         let state = &*self.0;
         state.check_open()?;
         let done = Rc::new(Done::default());
+        let is_batch = matches!(request, Request::Batch { .. });
         state.queue.requests.borrow_mut().push_back(Pending { request, done: done.clone() });
         state.queue.arrived.notify_all();
+        if !is_batch {
+            // Writes before it may wait for room in level 0.
+            state.changed.notify_all();
+        }
         Ok(Written(done))
     }
 
@@ -545,6 +550,7 @@ impl Writer {
     /// The error that ended the writing earlier, if one did.
     pub async fn close(&self) -> Result<()> {
         let state = &self.0;
+        state.leave();
         let some_wait = !state.flushes.waiting.borrow().is_empty() && state.blobs.are_in_logs();
         if (state.blobs.unflushed() > 0 || some_wait) && !state.has_failed() {
             // What cannot be flushed stays in the log.

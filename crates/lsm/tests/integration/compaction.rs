@@ -2,10 +2,11 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::pin::pin;
 
 use lsm::{Db, Durability, IterOptions, OpenOptions, WriteOptions, Writer};
-use reactor::Core;
 use reactor::sim::{SimConfig, World};
+use reactor::{Core, timeout};
 use rocksfmt::BatchWriter;
 
 use crate::common::{fresh_dir, key, ldb, on_first_core, on_one_core};
@@ -173,6 +174,78 @@ fn a_pause_holds_until_it_is_ended() {
             writer.close().await.unwrap();
         }
     });
+}
+
+/// Opens a database whose level 0 is full of four files, pauses merges, and writes until a write
+/// waits. Returns that write.
+async fn stopped(core: &Core, path: &Path) -> (Db, Writer, lsm::Written) {
+    let mut options = options(true);
+    for name in ["level0_slowdown_writes_trigger", "level0_stop_writes_trigger"] {
+        options.column_family_options.insert(name.to_owned(), "4".to_owned());
+    }
+    let (db, writer) = open(core, path, options).await;
+    writer.pause_compaction();
+    for n in 0..100_000 {
+        let mut batch = BatchWriter::new();
+        batch.put(0, &key(n), &[b'v'; 500]);
+        let mut written = writer.submit(batch, None).unwrap();
+        if timeout(core, 1_000_000_000, &mut written).await.is_err() {
+            assert!(writer.compaction_status().writes_stopped, "{:?}", writer.stats());
+            return (db, writer, written);
+        }
+    }
+    panic!("writes do not stop: {:?}", writer.stats());
+}
+
+#[test]
+fn copies_and_clearings_do_not_wait_for_the_end_of_a_pause() {
+    on_one_core(|core| async move {
+        let dir = fresh_dir("stopped-copy");
+        let (db, writer, waiting) = stopped(&core, &dir).await;
+        let files = timeout(&core, 5_000_000_000, pin!(writer.live_files(0))).await;
+        drop(files.expect("a copy waits for the end of the pause").unwrap());
+        waiting.await.unwrap();
+        // The next writes wait again.
+        let mut batch = BatchWriter::new();
+        batch.put(0, b"last", &[b'v'; 200_000]);
+        writer.submit(batch, None).unwrap().await.unwrap();
+        let mut again = writer.submit(one(b"again"), None).unwrap();
+        assert!(timeout(&core, 300_000_000, &mut again).await.is_err());
+        let passing = writer.let_pass();
+        again.await.unwrap();
+        drop(passing);
+        let cleared = timeout(&core, 5_000_000_000, writer.clear(0).unwrap()).await;
+        cleared.expect("a clearing waits for the end of the pause").unwrap();
+        assert_eq!(scan(&db, &core).await.len(), 0);
+        writer.put(b"k", b"v").await.unwrap();
+        assert!(writer.compaction_is_paused());
+        writer.close().await.unwrap();
+    });
+}
+
+#[test]
+fn the_end_does_not_wait_for_the_end_of_a_pause() {
+    for leaves in [false, true] {
+        on_one_core(move |core| async move {
+            let dir = fresh_dir("stopped-end");
+            let (_, writer, waiting) = stopped(&core, &dir).await;
+            if leaves {
+                writer.leave();
+                let written = timeout(&core, 5_000_000_000, waiting).await;
+                written.expect("a write waits although the end is near").unwrap();
+                writer.pause_compaction();
+                assert!(!writer.compaction_is_paused(), "the end has begun");
+            }
+            let closed = timeout(&core, 10_000_000_000, pin!(writer.close())).await;
+            closed.expect("the end waits for the end of the pause").unwrap();
+        });
+    }
+}
+
+fn one(key: &[u8]) -> BatchWriter {
+    let mut batch = BatchWriter::new();
+    batch.put(0, key, b"v");
+    batch
 }
 
 /// Writes many batches of 1000 keys.

@@ -1,11 +1,13 @@
 //! The clients of the admin socket.
 
 use std::path::Path;
+use std::pin::pin;
 use std::rc::Rc;
 
-use reactor::Core;
+use reactor::{Core, timeout};
 use serde::de::IgnoredAny;
 
+use super::child::Child;
 use super::{Launcher, within};
 use crate::admin::{Commands, Request};
 use crate::disks::spec::DiskSpec;
@@ -13,8 +15,22 @@ use crate::error::{Error, Kind};
 use crate::launcher::to_node::ToNode;
 use crate::upgrade::upgraded;
 
-/// How long a node may take for a request of the admin socket.
-const RUN_NS: u64 = 100_000_000_000;
+/// How long a node may answer nothing at all while it has a request of the admin socket. The
+/// request itself may take any time.
+const SILENT_NS: u64 = 90_000_000_000;
+/// How often a node that works on a request is asked whether it answers, and how long it may take.
+const LOOK_NS: u64 = 5_000_000_000;
+
+/// The error when a node that has a request does not answer any more.
+fn unknown() -> Error {
+    let seconds = SILENT_NS / 1_000_000_000;
+    let what = format!(
+        "the node has not answered for {seconds} s: it is unknown whether it has done this, or will do it"
+    );
+    Error::new(Kind::System, what).hint(
+        "look before you repeat the command: it is done when the node goes on, unless the node ends first",
+    )
+}
 
 /// A change that an operator has requested at the admin socket.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -28,11 +44,25 @@ impl Launcher {
     pub(super) async fn relay(&self, request: Request) -> Result<String, Error> {
         let node = self.current.borrow().clone();
         let run = ToNode::Run { request };
-        let answer = within(&self.core, RUN_NS, node.channel.ask(&run, &[])).await?;
+        let mut asked = pin!(node.channel.ask(&run, &[]));
+        let mut heard_ns = self.core.now_ns();
+        let answer = loop {
+            match timeout(&self.core, LOOK_NS, asked.as_mut()).await {
+                Ok(answer) => break answer?,
+                Err(_) if self.answers(&node).await => heard_ns = self.core.now_ns(),
+                Err(_) if self.core.now_ns() < heard_ns + SILENT_NS => {}
+                Err(_) => return Err(unknown()),
+            }
+        };
         // The answer goes to the operator's program as it is, so it must be one line of JSON.
         let line = !answer.body.contains(&b'\n') && answer.read::<IgnoredAny>().is_ok();
         let text = String::from_utf8(answer.body).ok().filter(|_| line);
         text.ok_or_else(|| Error::new(Kind::System, "the node's answer is not one line of JSON"))
+    }
+
+    /// Whether a node answers a question that it answers at once.
+    async fn answers(&self, node: &Child) -> bool {
+        within(&self.core, LOOK_NS, node.channel.ask(&ToNode::MayHandOver, &[])).await.is_ok()
     }
 }
 

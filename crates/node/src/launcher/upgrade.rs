@@ -9,7 +9,7 @@ use std::rc::Rc;
 use nix::sys::wait::WaitStatus;
 use reactor::{Class, race, timeout};
 
-use super::child::{Child, spawn};
+use super::child::{Child, STOP_NS, spawn};
 use super::{Launcher, within};
 use crate::disks::state::State;
 use crate::launcher::to_node::ToNode;
@@ -21,6 +21,8 @@ const CLIENTS_NS: u64 = 1_000_000_000;
 const HAND_OVER_NS: u64 = 30_000_000_000;
 /// How long a process that has closed its end may take to be seen as ended.
 const ABOUT_TO_END_NS: u64 = 5_000_000;
+/// How long the report of an upgrade waits until the successor has opened the database.
+const OPEN_NS: u64 = 30_000_000_000;
 /// How often a node is asked whether a waiting upgrade still makes sense.
 const ASK_NS: u64 = 200_000_000;
 
@@ -39,7 +41,8 @@ impl Launcher {
         tracing::info!(program = %program.display(), "starting a successor");
         let replaced = self.replace(&old, program).await;
         match &replaced {
-            Ok(Successor { pid, .. }) => {
+            Ok(handed) => {
+                let (handed, pid) = (*handed, handed.pid);
                 tracing::info!(successor = pid, "handed over: the old process is ending");
                 if self.stopping.get() {
                     // The old process was asked to end, but too late.
@@ -47,10 +50,12 @@ impl Launcher {
                     self.core.spawn(Class::Control, node.end(self.core.clone()));
                 }
                 let (launcher, program) = (self.clone(), program.to_owned());
+                let predecessor = old.clone();
                 self.core.spawn(Class::Control, async move {
-                    launcher.renew(&old, &program).await;
+                    launcher.renew(&predecessor, &program).await;
                     launcher.end_upgrade();
                 });
+                return self.until_it_serves(&old, handed).await;
             }
             Err(why) => {
                 self.end_upgrade();
@@ -58,6 +63,30 @@ impl Launcher {
             }
         }
         replaced
+    }
+
+    /// Waits until a successor serves clients, too. It does after the old process has closed the
+    /// database; if that takes too long, the old process is killed: acknowledged writes are in the
+    /// log.
+    ///
+    /// # Errors
+    /// If the successor ends before.
+    async fn until_it_serves(&self, old: &Child, handed: Successor) -> Result<Successor, String> {
+        let node = self.current.borrow().clone();
+        let decided = || node.is_serving() || node.has_ended();
+        let closed = || decided() || old.has_ended();
+        if timeout(&self.core, STOP_NS, self.changed.wait_until(closed)).await.is_err() {
+            let seconds = STOP_NS / 1_000_000_000;
+            let pid = old.pid.as_raw();
+            tracing::error!(pid, "the old process has not ended within {seconds} s: killed");
+            old.kill();
+        }
+        // Opening the database may take longer than any program waits for an answer.
+        let _ = timeout(&self.core, OPEN_NS, self.changed.wait_until(decided)).await;
+        match node.has_ended() && !node.is_serving() {
+            true => Err("the successor took over, and has ended before it served".to_owned()),
+            false => Ok(Successor { serves: node.is_serving(), ..handed }),
+        }
     }
 
     /// Waits for the end of the upgrade before this one, if there is one, but not for ever.
@@ -121,7 +150,7 @@ impl Launcher {
         match handed.await {
             Ok(pause_us) => {
                 self.make_current(&node);
-                Ok(Successor { pid: node.pid.as_raw() as u32, pause_us })
+                Ok(Successor { pid: node.pid.as_raw() as u32, pause_us, serves: false })
             }
             Err(why) => {
                 // A process that has closed its end is about to end.
@@ -130,7 +159,11 @@ impl Launcher {
                     tracing::warn!("the previous node ended while it handed over: {why}");
                     self.make_current(&node);
                     let pause_us = (self.core.now_ns() - asked_ns.get()) / 1000;
-                    return Ok(Successor { pid: node.pid.as_raw() as u32, pause_us });
+                    return Ok(Successor {
+                        pid: node.pid.as_raw() as u32,
+                        pause_us,
+                        serves: false,
+                    });
                 }
                 let by_itself = node.ended();
                 node.kill();

@@ -233,6 +233,7 @@ fn status_json(status: &CompactionStatus) -> Value {
     });
     json!({
         "paused": status.paused,
+        "writes_stopped": status.writes_stopped,
         "limits": limits_json(status.limits),
         "pressure": status.pressure,
         "debt_bytes": status.debt_bytes,

@@ -267,7 +267,7 @@ async fn serve_clients(
         None => Rc::default(),
     };
     let clients = match opened {
-        Some(opened) => Some(Clients::start(core, node, opened, shard)?),
+        Some(opened) => Some(Clients::start(core, node, opened, shard.clone())?),
         None => None,
     };
     node.listening.fetch_add(1, Ordering::AcqRel);
@@ -284,6 +284,10 @@ async fn serve_clients(
     }
     let server = clients.map(|clients| clients.server);
     node.phases.reached(core.id(), Phase::Draining).await;
+    if let Some(shard) = &shard {
+        // Otherwise writes that wait for the end of a pause would hold up the end of the node.
+        shard.leave();
+    }
     if disks.have_left() {
         reporting.tasks.drain(..).for_each(JoinHandle::cancel);
     }

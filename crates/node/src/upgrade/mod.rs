@@ -86,12 +86,18 @@ pub(crate) struct Successor {
     pub pid: u32,
     /// How long the guests waited, in microseconds.
     pub pause_us: u64,
+    /// Whether it is known to serve clients, too: it waits for the end of the old process.
+    pub serves: bool,
 }
 
 impl Successor {
     /// The encoding of the admin protocol.
     pub fn as_json(self) -> serde_json::Value {
-        serde_json::json!({"successor": self.pid, "pause_us": self.pause_us})
+        serde_json::json!({
+            "successor": self.pid,
+            "pause_us": self.pause_us,
+            "serves": self.serves,
+        })
     }
 }
 
@@ -170,7 +176,9 @@ impl Upgrader {
             Err(why) => (0, Err(why)),
         };
         let pause_us = self.decided(&disks, handed)?;
-        Ok(Successor { pid, pause_us })
+        // With a database it serves clients when this process has closed that.
+        let serves = self.doors.borrow().as_ref().is_none_or(|(clients, _)| clients.is_empty());
+        Ok(Successor { pid, pause_us, serves })
     }
 
     /// Like [`Upgrader::to`], with a successor that another process has started, at the other end
@@ -286,6 +294,7 @@ impl Upgrader {
     async fn converse(&self, line: Rc<Line>, disks: &[Served]) -> Result<Moves, String> {
         let core = &self.core;
         self.unless_it_ends(self.prepare(&line, disks)).await?;
+        let kept = line.clone();
         let mut moves = Moves::new(core, line, disks, self.committed.clone());
         match moves.until_it_leads(&self.ends).await {
             Err(why) if !moves.is_committed() => return Err(why),
@@ -307,6 +316,12 @@ impl Upgrader {
             );
         }
         tracing::info!(disks = disks.len(), pause_us, median_us, "the node is the successor");
+        // The successor takes the end of the line for the end of this process, which has the
+        // database's lock until then.
+        self.core.spawn(Class::Control, async move {
+            let _line = kept;
+            std::future::pending::<()>().await;
+        });
         Ok(moves)
     }
 
