@@ -336,7 +336,11 @@ def test_a_cancelled_backup_keeps_nothing_in_the_node(tmp_path, number):
             backups = tmp_path / f"backups{n}"
             flags = ("--rate-limit", "100K", "--admin", tmp_path / "admin")
             copying = subprocess.Popen(
-                [millrace.BINARY, "kv", "backup", "create", backups, *flags], stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+                [millrace.BINARY, "kv", "backup", "create", backups, *flags],
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                # A shell starts what runs in its background with SIGINT ignored.
+                preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
             )
             deadline = time.monotonic() + 20
             while not any(file.is_file() and file.stat().st_size for file in backups.rglob("*")):

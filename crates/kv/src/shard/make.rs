@@ -340,17 +340,19 @@ fn transfer(how: Transfer, mut batch: BatchWriter, old: &mut Vec<OldValue>) -> M
     }
     let deadline = source.deadline();
     let value = mem::replace(source, OldValue::There).into_bytes();
-    let mut made = BatchWriter::new();
+    let (mut made, mut deadlines) = (BatchWriter::new(), Vec::new());
     if how.moves() {
         // Tracked connections hear of them in Redis's order.
         made.delete(FAMILY, from);
+        deadlines.push(Deadline::NEVER);
         old.swap(0, 1);
     } else {
         old.truncate(1);
     }
     made.put(FAMILY, to, &value);
+    deadlines.push(deadline);
     let answer = if how == Transfer::Rename { Answer::Ok } else { Answer::Integer(1) };
-    MadeChange { batch: Some(made), answer, built_bytes: value.len(), deadlines: vec![deadline] }
+    MadeChange { batch: Some(made), answer, built_bytes: value.len(), deadlines }
 }
 
 /// Keeps the removals of existing keys, each once, and counts them. `old` becomes the state before

@@ -62,8 +62,8 @@ pub struct CompactionStatus {
     pub pressure: f64,
     /// Bytes that merges have to read and write until no level exceeds its target, about.
     pub debt_bytes: u64,
-    /// The rate at which writes are admitted, in bytes per second: 0 while they are stopped, `None` for
-    /// no limit.
+    /// The rate at which writes are admitted, in bytes per second: 0 while they are stopped,
+    /// `None` for no limit.
     pub write_bytes_per_second: Option<u64>,
     /// The rate that each merge keeps to, in bytes of keys and values per second; `None` for no
     /// limit.

@@ -177,8 +177,11 @@ impl Upgrader {
         };
         let pause_us = self.decided(&disks, handed)?;
         // With a database it serves clients when this process has closed that.
-        let serves = self.doors.borrow().as_ref().is_none_or(|(clients, _)| clients.is_empty());
-        Ok(Successor { pid, pause_us, serves })
+        Ok(Successor { pid, pause_us, serves: !self.has_database() })
+    }
+
+    fn has_database(&self) -> bool {
+        self.doors.borrow().as_ref().is_some_and(|(clients, _)| !clients.is_empty())
     }
 
     /// Like [`Upgrader::to`], with a successor that another process has started, at the other end
@@ -318,10 +321,12 @@ impl Upgrader {
         tracing::info!(disks = disks.len(), pause_us, median_us, "the node is the successor");
         // The successor takes the end of the line for the end of this process, which has the
         // database's lock until then.
-        self.core.spawn(Class::Control, async move {
-            let _line = kept;
-            std::future::pending::<()>().await;
-        });
+        if self.has_database() {
+            self.core.spawn(Class::Control, async move {
+                let _line = kept;
+                std::future::pending::<()>().await;
+            });
+        }
         Ok(moves)
     }
 
