@@ -149,12 +149,17 @@ impl<T> Sender<T> {
         // Relaxed: the count guards a number, no memory.
         if len.fetch_add(1, Ordering::Relaxed) >= *capacity && !mutant("inbox.unbounded") {
             len.fetch_sub(1, Ordering::Relaxed);
-            return Err(SendError::Full(value));
+            // Relaxed: a sender that waits for room has a fence before its last attempt.
+            return Err(match newest.load(Ordering::Relaxed) == closed() {
+                true => SendError::Closed(value),
+                false => SendError::Full(value),
+            });
         }
         let node = Box::into_raw(Box::new(Node { value, next: UnsafeCell::new(ptr::null_mut()) }));
         let mut older = newest.load(Ordering::Relaxed);
         loop {
             if older == closed() {
+                len.fetch_sub(1, Ordering::Relaxed);
                 // SAFETY: `node` came from `Box::into_raw` above, and no exchange has succeeded, so
                 // only this thread has it.
                 return Err(SendError::Closed(unsafe { Box::from_raw(node) }.value));
@@ -288,6 +293,21 @@ mod tests {
         assert_eq!(Rc::strong_count(&item), 1);
         assert!(matches!(sender.send(item.clone()), Err(SendError::Closed(_))));
         assert_eq!(Rc::strong_count(&item), 1);
+    }
+
+    /// Else a sender that waits for room waits for ever.
+    #[test]
+    fn a_closed_inbox_is_closed_and_never_full() {
+        let (sender, owner) = inbox(2);
+        sender.send(1).unwrap();
+        sender.send(2).unwrap();
+        drop(owner);
+        assert_eq!(sender.send(3), Err(SendError::Closed(3)));
+        let (sender, owner) = inbox(2);
+        drop(owner);
+        for n in 0..5 {
+            assert_eq!(sender.send(n), Err(SendError::Closed(n)));
+        }
     }
 
     #[test]
