@@ -27,24 +27,6 @@
 //! A function without raw pointers is safe in Rust: its types say all of that. The others are
 //! `unsafe`, and refer to this contract. Blocks of unsafe code are in `bytes.rs` (memory of the
 //! caller) and `event.rs` (system calls), and where these are used.
-//!
-//! # Sanitizers
-//!
-//! The tests compile C programs and run them with the library. These commands compile both with a
-//! sanitizer; the runtime is that of the nightly toolchain, whose libraries are static:
-//!
-//! ```text
-//! target=x86_64-unknown-linux-gnu
-//! runtime=$(rustc +nightly --print target-libdir --target $target)
-//! export CARGO_TARGET_DIR=target/sanitize
-//! MILLRACE_CFLAGS="-fsanitize=address" \
-//! MILLRACE_LDFLAGS="-fno-sanitize=all -rdynamic -Wl,--whole-archive $runtime/librustc-nightly_rt.asan.a -Wl,--no-whole-archive" \
-//! RUSTFLAGS="-Zsanitizer=address" cargo +nightly test -p millrace-capi --target $target --test c
-//! ```
-//!
-//! and with `thread`, `tsan` and `RUSTFLAGS="-Zsanitizer=thread
-//! -Cunsafe-allow-abi-mismatch=sanitizer --cfg tsan"`. `scripts/sanitize.sh` says what they do not
-//! see.
 
 mod batch;
 mod bytes;

@@ -1,7 +1,7 @@
 //! The library as C programs see it: installed by `scripts/install-c`, compiled by `cc`, run.
 //!
-//! `MILLRACE_CFLAGS` and `MILLRACE_LDFLAGS` are added to the compiler's arguments; the crate's text
-//! shows what for.
+//! `MILLRACE_CFLAGS` and `MILLRACE_LDFLAGS` are added to the arguments that compile and that link:
+//! for `scripts/sanitize.sh`.
 
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
@@ -39,17 +39,22 @@ fn words(name: &str) -> Vec<String> {
     std::env::var(name).unwrap_or_default().split_whitespace().map(str::to_owned).collect()
 }
 
-/// Compiles a program with the library.
+/// Compiles a program, and links it with the library.
 fn compile(source: &Path, to: &Path, library: &[impl AsRef<OsStr>]) {
+    let object = to.with_extension("o");
     run(Command::new("cc")
-        .args(["-std=c11", "-D_POSIX_C_SOURCE=200809L", "-g", "-pthread"])
+        .args(["-c", "-std=c11", "-D_POSIX_C_SOURCE=200809L", "-g", "-pthread"])
         .args(["-Wall", "-Wextra", "-Wpedantic", "-Wstrict-prototypes", "-Werror"])
         .args(words("MILLRACE_CFLAGS"))
         .arg("-I")
         .arg(PREFIX.join("include"))
         .arg("-o")
+        .arg(&object)
+        .arg(source));
+    run(Command::new("cc")
+        .args(["-pthread", "-o"])
         .arg(to)
-        .arg(source)
+        .arg(object)
         .args(library)
         .args(words("MILLRACE_LDFLAGS"))
         .args(["-lrt", "-ldl", "-lm"]));
