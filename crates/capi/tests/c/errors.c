@@ -109,14 +109,15 @@ static void options(const char *data) {
 }
 
 static void calls(const millrace_db *db, const millrace_db *other) {
-  millrace_value value;
+  millrace_value value, values[3];
   millrace_family *family = NULL, *foreign = NULL;
   millrace_iter *iter = NULL;
   millrace_snapshot *snapshot = NULL;
   millrace_slice none = millrace_unbounded(), huge = millrace_bytes("", SIZE_MAX), hole = millrace_bytes(NULL, 5);
   FAILS(MILLRACE_INVALID_ARGUMENT, millrace_get(db, NULL, hole, &value, &error));
   FAILS(MILLRACE_INVALID_ARGUMENT, millrace_put(db, NULL, str("k"), huge, &error));
-  FAILS(MILLRACE_INVALID_ARGUMENT, millrace_multi_get(db, NULL, NULL, 3, &value, &error));
+  FAILS(MILLRACE_INVALID_ARGUMENT, millrace_multi_get(db, NULL, NULL, 3, values, &error));
+  CHECK(values[0].data == NULL && values[2].data == NULL);
   FAILS(MILLRACE_UNSUPPORTED, millrace_delete_range(db, NULL, str("b"), str("a"), &error));
   FAILS(MILLRACE_UNSUPPORTED, millrace_merge(db, NULL, str("a"), str("b"), &error));
   FAILS(MILLRACE_UNKNOWN_FAMILY, millrace_family_open(db, "missing", &family, &error));
