@@ -31,7 +31,8 @@ pub(super) fn patiently_now<T>(
 
 /// A socket for each core, if nobody else listens.
 pub(super) fn listen_on_all(addr: SocketAddr, cores: usize) -> std::io::Result<Vec<OwnedFd>> {
-    let alone = std::net::TcpListener::from(reactor::listen(addr, false)?);
+    // It must not listen: whoever connected before it is closed would be cut off.
+    let alone = std::net::TcpListener::from(reactor::bind(addr, false)?);
     let addr = alone.local_addr()?;
     drop(alone);
     (0..cores).map(|_| reactor::listen(addr, true)).collect()

@@ -56,6 +56,20 @@ pub struct Socket(Rc<SocketInner>);
 /// # Errors
 /// As for [`Core::listen`] and [`Core::listen_alone`].
 pub fn listen(addr: SocketAddr, shared_port: bool) -> io::Result<OwnedFd> {
+    let fd = bind(addr, shared_port)?;
+    // SAFETY: takes no pointers.
+    if unsafe { libc::listen(fd.as_raw_fd(), 1024) } != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(fd)
+}
+
+/// Makes a socket that has the address `addr` and does not listen: nobody can connect to it. With
+/// `shared_port`, other sockets with the same option may have the address, too.
+///
+/// # Errors
+/// As for [`listen`]; `AddrInUse` if somebody listens there.
+pub fn bind(addr: SocketAddr, shared_port: bool) -> io::Result<OwnedFd> {
     let family = if addr.is_ipv4() { libc::AF_INET } else { libc::AF_INET6 };
     // SAFETY: takes no pointers.
     let fd = unsafe { libc::socket(family, libc::SOCK_STREAM | libc::SOCK_CLOEXEC, 0) };
@@ -71,10 +85,6 @@ pub fn listen(addr: SocketAddr, shared_port: bool) -> io::Result<OwnedFd> {
     let (storage, len) = to_sockaddr(addr);
     // SAFETY: `storage` is a live, initialised sockaddr of at least `len` bytes.
     if unsafe { libc::bind(fd.as_raw_fd(), (&raw const storage).cast(), len) } != 0 {
-        return Err(io::Error::last_os_error());
-    }
-    // SAFETY: takes no pointers.
-    if unsafe { libc::listen(fd.as_raw_fd(), 1024) } != 0 {
         return Err(io::Error::last_os_error());
     }
     Ok(fd)
