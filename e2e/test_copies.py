@@ -14,7 +14,7 @@ from test_transfer import fed, writable
 
 
 class Writing(threading.Thread):
-    """Sets k000000, k000001, ... one after the other, until it is stopped."""
+    """Sets k000000, k000001, ..., at most one in a millisecond, until it is stopped: slow copies shall not be large."""
 
     def __init__(self, node):
         super().__init__()
@@ -26,6 +26,7 @@ class Writing(threading.Thread):
             while not self.stopped:
                 client.call("SET", b"k%06d" % self.acknowledged, b"v" * (self.acknowledged % 3000))
                 self.acknowledged += 1
+                time.sleep(0.001)
 
     def stop(self):
         self.stopped = True
