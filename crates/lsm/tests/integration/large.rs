@@ -259,7 +259,9 @@ fn a_database_of_ten_thousand_files_is_opened_written_and_merged() {
             let (db, writer) = open(&core, &path, write()).await;
             let before = files(&db, 0);
             let mut batch = BatchWriter::new();
-            for n in (0..entries).step_by(100) {
+            // A third of the files: a merge of all needs two descriptors for each, more than many
+            // systems allow.
+            for n in (0..entries / 3).step_by(100) {
                 batch.delete(0, &key(n));
                 model.remove(&key(n));
             }
