@@ -21,6 +21,11 @@ pub fn run(args: ServeArgs) -> Result<(), Failure> {
         blob_space_max_ratio: args.blob_space_max_ratio,
         adopt: yes(args.adopt),
         listen: args.listen,
+        tls_cert: args.tls_cert,
+        tls_key: args.tls_key,
+        tls_ca: args.tls_ca,
+        tls_auth_clients: args.tls_auth_clients,
+        tls_listen: args.tls_listen,
         cores: args.cores,
         memory: args.memory,
         poll: args.poll,
@@ -75,6 +80,10 @@ fn say_ready(config: &Config, ready: &Ready) {
             6379 => String::new(),
             port => format!("-p {port} "),
         };
+        let port = match database.tls_listen == Some(database.listen) {
+            true => format!("{port}--tls --cacert FILE "),
+            false => port,
+        };
         text.push_str(&format!("try: redis-cli {port}MR.RANGE - + LIMIT 5\n"));
     }
     // Standard output may be closed; that does not affect the clients.
@@ -102,7 +111,12 @@ fn ready_line(config: &Config, ready: &Ready) -> String {
             name => format!("column family {name}, "),
         };
         let (data, keys) = (data.display(), thousands(database.keys));
-        format!("{data} ({family}{about}{keys} keys, {how}) on {}", database.listen)
+        let listen = match database.tls_listen {
+            None => database.listen.to_string(),
+            Some(addr) if addr == database.listen => format!("{addr} with TLS"),
+            Some(addr) => format!("{}, with TLS on {addr}", database.listen),
+        };
+        format!("{data} ({family}{about}{keys} keys, {how}) on {listen}")
     });
     let mut what: Vec<String> = database.into_iter().chain(disks).collect();
     if what.is_empty() {
@@ -135,7 +149,8 @@ mod tests {
             ..Settings::default()
         };
         let mut config = Config::new(settings, &machine).unwrap();
-        let database = Database { listen: config.listen, keys: 4_000_000, counted: false };
+        let database =
+            Database { listen: config.listen, tls_listen: None, keys: 4_000_000, counted: false };
         let mut ready = Ready {
             database: Some(database),
             disks: Vec::new(),

@@ -1,9 +1,10 @@
 //! Calls everything that the clients can do, and checks the answers: `everything ADDRESS
-//! millrace|redis [tracks]`. The server must have no keys that begin with `client:`.
+//! millrace|redis [tracks] [ca=FILE]`. The server must have no keys that begin with `client:`. With
+//! the feature `tls`, the address may be `rediss://...`, and the authority a file.
 
 use std::process::ExitCode;
 
-use client::{Client, ErrorKind, Options, Result, WriteBatch, blocking};
+use client::{Client, ErrorKind, Options, Result, Tls, WriteBatch, blocking};
 
 type Outcome = std::result::Result<(), Box<dyn std::error::Error>>;
 
@@ -13,11 +14,17 @@ fn main() -> ExitCode {
         [address, server, ..] if server == "millrace" => (address, true),
         [address, server, ..] if server == "redis" => (address, false),
         _ => {
-            eprintln!("usage: everything ADDRESS millrace|redis [tracks]");
+            eprintln!("usage: everything ADDRESS millrace|redis [tracks] [ca=FILE]");
             return ExitCode::FAILURE;
         }
     };
-    match run(address, is_node, words.get(2).is_some()) {
+    let tracks = words.iter().any(|word| word == "tracks");
+    let authority = words.iter().find_map(|word| word.strip_prefix("ca="));
+    let options = match authority {
+        Some(file) => Options::new().tls(Tls::new().authority(file)),
+        None => Options::new(),
+    };
+    match run(address, &options, is_node, tracks) {
         Ok(()) => {
             println!("everything is as it should be");
             ExitCode::SUCCESS
@@ -30,17 +37,17 @@ fn main() -> ExitCode {
 }
 
 /// Runs with both clients, and with a cache where the server can track keys.
-pub fn run(address: &str, is_node: bool, tracks: bool) -> Outcome {
+pub fn run(address: &str, options: &Options, is_node: bool, tracks: bool) -> Outcome {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     for cache in [0, 1 << 20] {
         if cache > 0 && !tracks {
-            let refused = Options::new().cache(cache).connect_blocking(address);
+            let refused = options.clone().cache(cache).connect_blocking(address);
             check(refused.err().map(|e| e.kind()), Some(ErrorKind::Unsupported), "a cache")?;
             continue;
         }
-        let client = Options::new().cache(cache).connect_blocking(address)?;
+        let client = options.clone().cache(cache).connect_blocking(address)?;
         with_threads(&client, is_node)?;
-        let options = Options::new().cache(cache);
+        let options = options.clone().cache(cache);
         runtime.block_on(async { with_tasks(&options.connect(address).await?, is_node).await })?;
     }
     Ok(())

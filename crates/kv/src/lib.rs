@@ -15,8 +15,8 @@
 //! Writes go to the [`Shard`], which one core owns: `outgoing` gathers a connection's writes;
 //! `core::writes` takes them to the shard and its answers back.
 //!
-//! Rooms, each of which uses only those before it: `expiry`, `command`, `client`, `shard`, `core`,
-//! `read`, `info`, `connection`. `shard` and `core` form the only circle, see `core`.
+//! Rooms, each of which uses only those before it: `expiry`, `tls`, `command`, `client`, `shard`,
+//! `core`, `read`, `info`, `connection`. `shard` and `core` form the only circle, see `core`.
 //!
 //! Invariants: a command sees the writes of earlier commands on its connection; each command has
 //! one reply, in the order of the commands; the commands of a transaction are executed with nothing
@@ -40,6 +40,7 @@ mod read;
 mod server;
 mod settings;
 mod shard;
+mod tls;
 
 pub use core::node::NodeState;
 pub use expiry::{DIRECTORY as DEADLINES_DIRECTORY, has_deadlines};
@@ -47,10 +48,11 @@ pub use info::exposition::{CONTENT_TYPE, Exposition};
 pub use info::metrics::{Glance, Reporter, write_flow};
 pub use node_info::{CpuSeconds, MemoryUse, NodeInfo};
 pub use password::Password;
-pub use server::Server;
+pub use server::{Door, Server};
 pub use settings::Settings;
 pub use shard::change::{Answer, Change};
 pub use shard::{Shard, ShardStats};
+pub use tls::config::{Tls, TlsAuthClients, TlsFault, TlsFiles};
 
 /// The version of Redis whose commands, replies and error texts are spoken. Clients use it to
 /// decide which commands to send.

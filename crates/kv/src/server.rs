@@ -7,18 +7,27 @@ use lsm::Reader;
 use reactor::{Class, Core, JoinHandle, Listener, Socket, timeout};
 
 use crate::connection::serve;
-use crate::core::node::NodeState;
+use crate::core::node::{CountedClient, NodeState};
 use crate::core::state::CoreState;
 use crate::info::metrics::Reporter;
 use crate::shard::Shard;
+use crate::tls::config::Tls;
 
 /// The pause before accepting again after the system could not provide a connection.
 const RETRY_NS: u64 = 100_000_000;
 
+/// Where a core accepts connections.
+pub struct Door {
+    /// The socket.
+    pub listener: Listener,
+    /// TLS of its connections, if any.
+    pub tls: Option<Tls>,
+}
+
 /// One core's server. Every core of the node starts its own, with the same [`NodeState`].
 pub struct Server {
     state: Rc<CoreState>,
-    accepting: JoinHandle<()>,
+    accepting: Vec<JoinHandle<()>>,
     errands: JoinHandle<()>,
 }
 
@@ -32,9 +41,21 @@ impl Server {
         listener: Listener,
         shard: Option<Shard>,
     ) -> Self {
+        Self::start_at(core, reader, node, vec![Door { listener, tls: None }], shard)
+    }
+
+    /// The same for several listeners, of which some may be for TLS.
+    pub fn start_at(
+        core: &Core,
+        reader: Reader,
+        node: &Arc<NodeState>,
+        doors: Vec<Door>,
+        shard: Option<Shard>,
+    ) -> Self {
         let state = CoreState::new(core, reader, node.clone(), shard);
         let errands = core.spawn(Class::Control, state.clone().run_errands());
-        let accepting = core.spawn(Class::Foreground, accept(state.clone(), listener));
+        let accept = |door| core.spawn(Class::Foreground, accept(state.clone(), door));
+        let accepting = doors.into_iter().map(accept).collect();
         Self { state, accepting, errands }
     }
 
@@ -52,7 +73,7 @@ impl Server {
     /// closes them.
     pub async fn stop(self, grace_ns: u64) {
         let core = &self.state.core;
-        self.accepting.cancel();
+        self.accepting.into_iter().for_each(JoinHandle::cancel);
         self.state.stopping.set(true);
         self.state.clients.wake_all();
         if timeout(core, grace_ns, self.state.clients.all_gone()).await.is_err() {
@@ -65,12 +86,12 @@ impl Server {
     }
 }
 
-async fn accept(state: Rc<CoreState>, listener: Listener) {
+async fn accept(state: Rc<CoreState>, Door { listener, tls }: Door) {
     loop {
         match listener.accept().await {
-            Ok(socket) => match state.node.count_client() {
+            Ok(socket) => match admit(&state, tls.is_some()) {
                 Some(counted) => {
-                    let serving = serve(state.clone(), socket);
+                    let serving = serve(state.clone(), socket, tls.clone());
                     state.core.spawn(Class::Foreground, async move {
                         serving.await;
                         drop(counted);
@@ -78,7 +99,13 @@ async fn accept(state: Rc<CoreState>, listener: Listener) {
                 }
                 None => {
                     state.count(|stats| stats.rejected += 1);
-                    state.core.spawn(Class::Foreground, turn_away(socket));
+                    match tls.is_some() {
+                        // It could not read a text.
+                        true => socket.shutdown(),
+                        false => {
+                            state.core.spawn(Class::Foreground, turn_away(socket));
+                        }
+                    }
                 }
             },
             // Most likely out of descriptors: connections wait in the backlog until others are
@@ -86,6 +113,14 @@ async fn accept(state: Rc<CoreState>, listener: Listener) {
             Err(_) => state.core.sleep_ns(RETRY_NS).await,
         }
     }
+}
+
+/// Counts a connection, unless there are too many.
+fn admit(state: &CoreState, has_tls: bool) -> Option<CountedClient> {
+    if has_tls && !state.secured.has_room(state.node.settings().tls_bytes_max) {
+        return None;
+    }
+    state.node.count_client()
 }
 
 async fn turn_away(socket: Socket) {

@@ -54,6 +54,9 @@ pub struct Settings {
     pub tracking_keys_max: usize,
     /// Per core: memory of the table of these keys.
     pub tracking_bytes_max: usize,
+    /// Per core: memory of TLS connections, without their buffers of commands and replies. Beyond
+    /// three quarters no further ones are accepted; beyond it one that holds much is closed.
+    pub tls_bytes_max: usize,
     /// The version of Redis that `HELLO` and `INFO` report.
     pub redis_version: String,
     /// A value of at least this length is sent from where it lies instead of being copied.
@@ -115,6 +118,7 @@ impl Default for Settings {
             pinned_bytes_max: 32 << 20,
             tracking_keys_max: 1_000_000,
             tracking_bytes_max: 32 << 20,
+            tls_bytes_max: 64 << 20,
             redis_version: crate::REDIS_VERSION.to_owned(),
             reference_bytes_min: 16 << 10,
         }

@@ -99,6 +99,7 @@ impl Budget {
             idle_buffer_bytes_max: usual.idle_buffer_bytes_max.min(self.connections / 8),
             writes_bytes_max: usual.writes_bytes_max.min(self.connections / 4),
             pinned_bytes_max: usual.pinned_bytes_max.min(self.pool / 8),
+            tls_bytes_max: usual.tls_bytes_max.min(self.connections / 2),
             tracking_bytes_max: usual.tracking_bytes_max.min(self.connections / 4),
             reads_total_max: usual.reads_total_max.min(self.connections / kv::Settings::READ_BYTES),
             ..usual

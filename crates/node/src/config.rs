@@ -7,7 +7,7 @@
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 
-use kv::Password;
+use kv::{Password, Tls, TlsAuthClients};
 use lsm::Durability;
 use reactor::log::{Filter, Format};
 use reactor::{DriverKind, PollMode};
@@ -20,6 +20,7 @@ use crate::log::LogConfig;
 use crate::machine::Machine;
 use crate::redis_version::RedisVersion;
 use crate::size::Size;
+use crate::tls::{TlsConfig, TlsSettings};
 
 /// The default address for clients.
 pub const LISTEN_DEFAULT: &str = "127.0.0.1:6379";
@@ -51,6 +52,17 @@ pub struct Settings {
     pub adopt: Option<bool>,
     /// Address and port to listen on.
     pub listen: Option<String>,
+    /// The certificate for TLS, in PEM.
+    pub tls_cert: Option<PathBuf>,
+    /// The key of that certificate.
+    pub tls_key: Option<PathBuf>,
+    /// The authorities of clients' certificates.
+    pub tls_ca: Option<PathBuf>,
+    /// Whether clients must show a certificate.
+    #[serde(default, deserialize_with = "from_text")]
+    pub tls_auth_clients: Option<TlsAuthClients>,
+    /// Address and port for TLS, beside `listen` without TLS.
+    pub tls_listen: Option<String>,
     /// Which processors to run on.
     pub cores: Option<CoreChoice>,
     /// Memory budget of the node.
@@ -144,6 +156,11 @@ impl Settings {
             blob_space_max_ratio: self.blob_space_max_ratio.or(other.blob_space_max_ratio),
             adopt: self.adopt.or(other.adopt),
             listen: self.listen.or(other.listen),
+            tls_cert: self.tls_cert.or(other.tls_cert),
+            tls_key: self.tls_key.or(other.tls_key),
+            tls_ca: self.tls_ca.or(other.tls_ca),
+            tls_auth_clients: self.tls_auth_clients.or(other.tls_auth_clients),
+            tls_listen: self.tls_listen.or(other.tls_listen),
             cores: self.cores.or(other.cores),
             memory: self.memory.or(other.memory),
             poll: self.poll.or(other.poll),
@@ -217,6 +234,8 @@ pub struct Config {
     pub adopt: bool,
     /// Where to listen.
     pub listen: SocketAddr,
+    /// TLS for clients, if any.
+    pub tls: Option<TlsConfig>,
     /// Processors to run on, one core each.
     pub processors: Vec<usize>,
     /// Memory budget of the node in bytes.
@@ -293,6 +312,22 @@ impl Config {
             Ok(metrics) => metrics,
             Err(what) => return Err(usage(what)),
         };
+        let tls_listen = settings.tls_listen.as_deref().map(parse_listen).transpose();
+        let tls = TlsSettings {
+            certificate: settings.tls_cert,
+            key: settings.tls_key,
+            authority: settings.tls_ca,
+            auth_clients: settings.tls_auth_clients,
+            listen: tls_listen.map_err(usage)?,
+        };
+        let tls = tls.read()?;
+        let tls_listen = tls.as_ref().and_then(|tls| tls.listen);
+        if let Some(addr) = tls_listen.filter(|addr| addr.port() != 0)
+            && (addr == listen || metrics == Some(addr))
+        {
+            return Err(usage(format!("{addr} cannot serve both TLS and something else"))
+                .hint("give --tls-listen another port, or omit it to have TLS at --listen"));
+        }
         if metrics == Some(listen) && listen.port() != 0 {
             return Err(usage(format!("{listen} cannot serve both clients and metrics"))
                 .hint("give --metrics another port"));
@@ -304,6 +339,7 @@ impl Config {
         let allow_remote = settings.allow_remote == Some(true);
         if !allow_remote {
             check_reachable(listen, metrics, password.is_some())?;
+            check_reachable(tls_listen.unwrap_or(listen), metrics, password.is_some())?;
         }
         let processors = place(settings.cores.as_ref(), &machine.allowed)
             .map_err(|what| usage(what).hint("omit --cores to use all of them"))?;
@@ -320,6 +356,7 @@ impl Config {
             blob_space_max_ratio: settings.blob_space_max_ratio,
             adopt: settings.adopt.unwrap_or(false),
             listen,
+            tls,
             processors,
             memory_bytes,
             poll: settings.poll.unwrap_or_default(),
@@ -340,6 +377,32 @@ impl Config {
         })
     }
 }
+
+/// Where clients connect.
+#[derive(Clone, Debug)]
+pub(crate) struct ClientDoor {
+    pub addr: SocketAddr,
+    /// The user's flag for another address.
+    pub flag: &'static str,
+    pub tls: Option<Tls>,
+}
+
+impl Config {
+    /// Where clients connect: at least one door, at most [`DOORS_MAX`].
+    pub(crate) fn doors(&self) -> Vec<ClientDoor> {
+        let door = |addr, flag, tls| ClientDoor { addr, flag, tls };
+        let tls = self.tls.as_ref().map(|config| config.tls.clone());
+        match self.tls.as_ref().and_then(|config| config.listen) {
+            None => vec![door(self.listen, "--listen", tls)],
+            Some(addr) => {
+                vec![door(self.listen, "--listen", None), door(addr, "--tls-listen", tls)]
+            }
+        }
+    }
+}
+
+/// Maximum number of doors.
+pub(crate) const DOORS_MAX: usize = 2;
 
 /// Refuses addresses that other machines can reach without a password.
 fn check_reachable(

@@ -55,7 +55,8 @@ impl Part {
         self.len() == 0
     }
 
-    pub(crate) fn as_slice(&self) -> &[u8] {
+    /// Its bytes.
+    pub fn as_slice(&self) -> &[u8] {
         match self {
             Part::Bytes(bytes) => bytes,
             Part::Slice(slice) => slice,

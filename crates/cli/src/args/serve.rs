@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use bench::Durability;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, ValueHint};
-use node::{CoreChoice, DiskSpec, RedisVersion, Sandbox, Size};
+use node::{CoreChoice, DiskSpec, RedisVersion, Sandbox, Size, TlsAuthClients};
 use reactor::log::{Filter, Format};
 use reactor::{DriverKind, PollMode};
 
@@ -106,6 +106,28 @@ pub struct ServeArgs {
     /// The address to listen on: IP:PORT [default: 127.0.0.1:6379]
     #[arg(long, value_name = "ADDR")]
     pub listen: Option<String>,
+    /// Speak TLS with clients: the certificate in this file, and those between it and its
+    /// authority
+    ///
+    /// PEM. Clients connect with TLS at --listen, or at --tls-listen if that is given; then
+    /// --listen is without TLS. The files are read at the start and at an upgrade.
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub tls_cert: Option<PathBuf>,
+    /// The private key of the certificate for TLS, not encrypted
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub tls_key: Option<PathBuf>,
+    /// The authorities of clients' certificates
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub tls_ca: Option<PathBuf>,
+    /// Whether TLS clients must show a certificate: yes, no or optional [default: yes with
+    /// --tls-ca]
+    ///
+    /// With optional, a client may show none, but not one of another authority.
+    #[arg(long, value_name = "MODE", value_parser = tls_auth_clients())]
+    pub tls_auth_clients: Option<TlsAuthClients>,
+    /// Listen for TLS here, beside --listen without TLS: IP:PORT
+    #[arg(long, value_name = "ADDR")]
+    pub tls_listen: Option<String>,
     /// Require the password in the first line of this file (AUTH, HELLO)
     ///
     /// A configuration file may also hold the password: requirepass = "...".
@@ -167,6 +189,10 @@ pub struct ServeArgs {
     /// A TOML file with any of these settings; flags take precedence
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub config: Option<PathBuf>,
+}
+
+fn tls_auth_clients() -> impl TypedValueParser<Value = TlsAuthClients> {
+    PossibleValuesParser::new(["yes", "no", "optional"]).try_map(|text| text.parse())
 }
 
 fn sandbox() -> impl TypedValueParser<Value = Sandbox> {

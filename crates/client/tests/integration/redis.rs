@@ -7,7 +7,7 @@ include!("server.rs");
 #[test]
 fn everything_works_with_redis() {
     let redis = Redis::start(&[]);
-    crate::everything::run(&redis.address(), false, true).unwrap();
+    crate::everything::run(&redis.address(), &client::Options::new(), false, true).unwrap();
 }
 
 #[test]

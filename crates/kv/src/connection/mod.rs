@@ -17,6 +17,9 @@
 //! A connection that is closed after an error receives for a moment what its client is still
 //! sending. Otherwise unread bytes would make TCP discard what was sent, and the error with it.
 //!
+//! Between the task and the socket there may be TLS ([`link`]); then the task begins with the
+//! handshake.
+//!
 //! An idle connection keeps its buffers while those of all idle connections of the core fit a
 //! budget. Beyond that it waits without buffers, and receives only when something has arrived.
 //!
@@ -24,6 +27,7 @@
 
 pub(crate) mod administration;
 mod input;
+mod link;
 pub(crate) mod outgoing;
 pub(crate) mod output;
 mod pace;
@@ -44,13 +48,15 @@ use crate::client::gauge::Share;
 use crate::client::large::Large;
 use crate::client::registry::Client;
 use crate::client::reply_room::SWEEP_NS;
-use crate::connection::input::{Input, RECEIVE_BYTES, Receive, Received, receive};
-use crate::connection::output::{Sent, send};
+use crate::connection::input::{Input, RECEIVE_BYTES, Receive, Received};
+use crate::connection::link::{Link, shake_hands};
+use crate::connection::output::Sent;
 use crate::connection::pace::{LARGE_BYTES_PER_S, Pace};
 use crate::connection::replies::Closing;
 use crate::connection::session::Session;
 use crate::core::state::CoreState;
 use crate::settings::Settings;
+use crate::tls::config::Tls;
 
 /// The interval at which a paused connection checks whether the pause has ended early.
 const PAUSE_CHECK_NS: u64 = 20_000_000;
@@ -68,8 +74,17 @@ const LINGER_QUIET_NS: u64 = 250_000_000;
 const LINGER_NS: u64 = 5_000_000_000;
 
 /// Serves one connection until either side ends it.
-pub(crate) async fn serve(state: Rc<CoreState>, socket: Socket) {
+pub(crate) async fn serve(state: Rc<CoreState>, socket: Socket, tls: Option<Tls>) {
     let mut connection = Connection::new(&state, &socket);
+    let link = match &tls {
+        None => Some(Link::Plain(socket.clone())),
+        Some(tls) => Box::pin(shake_hands(&state, &connection.client, &socket, tls)).await,
+    };
+    let Some(link) = link else {
+        state.clients.remove(connection.client.id);
+        socket.shutdown();
+        return;
+    };
     let mut sending = pin!(None);
     let mut receiving = pin!(None);
     let alive = loop {
@@ -80,7 +95,7 @@ pub(crate) async fn serve(state: Rc<CoreState>, socket: Socket) {
         if sending.is_none()
             && let Some(batch) = connection.session.replies.take()
         {
-            sending.set(Some(send(socket.clone(), batch, connection.client.sends.clone())));
+            sending.set(Some(link.clone().send(batch, connection.client.sends.clone())));
         }
         connection.session.replies.account();
         if connection.is_done(sending.is_some()) {
@@ -89,7 +104,7 @@ pub(crate) async fn serve(state: Rc<CoreState>, socket: Socket) {
         if receiving.is_none()
             && let Some(next) = connection.receive()
         {
-            receiving.set(Some(receive(socket.clone(), next)));
+            receiving.set(Some(link.clone().receive(next)));
         }
         connection.set_timers(sending.is_some());
         if !connection.wait(&mut sending, &mut receiving).await {
@@ -99,7 +114,11 @@ pub(crate) async fn serve(state: Rc<CoreState>, socket: Socket) {
     let client = connection.client.clone();
     let unread = connection.session.unread && !connection.input.ended;
     receiving.set(None);
+    let is_sending = sending.is_some();
     drop(connection);
+    if !is_sending {
+        link.say_farewell(&client, alive).await;
+    }
     if alive && unread {
         linger(&state, &client, &socket).await;
     }

@@ -14,6 +14,7 @@ pub(crate) mod ask;
 pub(crate) mod command_stats;
 pub(crate) mod node;
 pub(crate) mod scan_table;
+pub(crate) mod secured;
 pub(crate) mod slow_log;
 pub(crate) mod state;
 mod tracked_keys;

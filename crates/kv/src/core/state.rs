@@ -16,6 +16,7 @@ use crate::core::ask::{Posters, Questions};
 use crate::core::command_stats::AllCommandStats;
 use crate::core::node::NodeState;
 use crate::core::scan_table::ScanTable;
+use crate::core::secured::Secured;
 use crate::core::slow_log::{Noted, SlowCommand, SlowLog};
 use crate::core::tracking::Tracking;
 use crate::core::writes::Writes;
@@ -52,6 +53,10 @@ pub(crate) struct KvStats {
     /// Transactions executed, and those not executed because a watched key was written.
     pub transactions: u64,
     pub transaction_conflicts: u64,
+    /// TLS connections whose handshake succeeded.
+    pub tls_connections: u64,
+    /// Handshakes that failed, and TLS connections closed because of a fault.
+    pub tls_failures: u64,
 }
 
 /// One core's part of the key-value door.
@@ -92,6 +97,8 @@ pub(crate) struct CoreState {
     pub idle_buffer_bytes: Gauge,
     /// Queued commands of transactions.
     pub queued_bytes: Gauge,
+    /// What TLS connections share.
+    pub secured: Secured,
 }
 
 /// The turn of a computation, see [`CoreState::take_turn`].
@@ -142,6 +149,7 @@ impl CoreState {
             found_bytes: Gauge::default(),
             idle_buffer_bytes: Gauge::default(),
             queued_bytes: Gauge::default(),
+            secured: Secured::default(),
             posters: Posters::new(&node),
             node,
         })

@@ -109,6 +109,12 @@ type Value = fn(&CoreReport) -> u64;
 const COUNTERS: &[(&str, &str, Value)] = &[
     ("accepted_connections_total", "Connections accepted", |core| core.kv.connections),
     ("rejected_connections_total", "Connections turned away", |core| core.kv.rejected),
+    ("tls_connections_total", "TLS connections whose handshake succeeded", |core| {
+        core.kv.tls_connections
+    }),
+    ("tls_failures_total", "TLS handshakes that failed, and TLS connections that broke", |core| {
+        core.kv.tls_failures
+    }),
     ("commands_total", "Commands executed, refused ones not included", |core| core.kv.commands),
     ("error_replies_total", "Commands answered by an error", |core| core.kv.errors),
     ("protocol_errors_total", "Connections closed because of a protocol error", |core| {
@@ -179,6 +185,7 @@ const GAUGES: &[(&str, &str, Value)] = &[
         core.tracking.pushes_bytes as u64
     }),
     ("writes_bytes", "Bytes of writes that are not answered yet", |core| core.writes_bytes as u64),
+    ("tls_bytes", "Memory of TLS connections", |core| core.tls_bytes as u64),
     ("pinned_bytes", "Bytes of blocks that unsent replies hold", |core| core.pinned_bytes as u64),
     ("pool_bytes", "Buffer memory in use", |core| core.pool_bytes as u64),
     ("pool_budget_bytes", "Buffer memory there is", |core| core.pool_budget_bytes as u64),

@@ -39,6 +39,7 @@ pub(crate) struct CoreReport {
     pub scans: usize,
     pub input_bytes: usize,
     pub unsent_bytes: usize,
+    pub tls_bytes: usize,
     pub pinned_bytes: usize,
     pub writes_bytes: usize,
     pub queued_bytes: usize,
@@ -68,6 +69,7 @@ impl CoreReport {
             scans: state.scans.borrow().len(),
             input_bytes: state.large.held.get(),
             unsent_bytes: state.unsent_bytes.get(),
+            tls_bytes: state.secured.bytes.get(),
             pinned_bytes: state.pinned_bytes.get(),
             writes_bytes: state.writes.room.bytes(),
             queued_bytes: state.queued_bytes.get(),
@@ -230,6 +232,7 @@ fn clients(report: &Report<'_>, text: &mut String) {
         "blocked_clients:{}", report.sum(|core| core.blocked_clients as u64);
         "tracking_clients:{}", report.sum(|core| core.tracking.clients as u64);
         "clients_input_bytes:{}", report.sum(|core| core.input_bytes as u64);
+        "clients_tls_bytes:{}", report.sum(|core| core.tls_bytes as u64);
         "clients_unsent_bytes:{}", report.sum(|core| core.unsent_bytes as u64);
         "clients_pinned_bytes:{}", report.sum(|core| core.pinned_bytes as u64);
         "clients_writes_bytes:{}", report.sum(|core| core.writes_bytes as u64);
@@ -343,6 +346,8 @@ fn stats(report: &Report<'_>, text: &mut String) {
         "total_net_input_bytes:{}", sum(|kv| kv.received_bytes);
         "total_net_output_bytes:{}", sum(|kv| kv.sent_bytes);
         "rejected_connections:{}", sum(|kv| kv.rejected);
+        "total_tls_connections_received:{}", sum(|kv| kv.tls_connections);
+        "total_tls_failures:{}", sum(|kv| kv.tls_failures);
         "expired_keys:{}", report.expired;
         "evicted_keys:0";
         "evicted_clients:{}", sum(|kv| kv.slow_closed);

@@ -34,8 +34,9 @@ pub(super) struct Confined {
     pub launcher: u32,
     /// The socket to the launcher.
     pub channel: OwnedFd,
-    /// The sockets for clients and metrics, unless the predecessor listens there.
-    pub clients: Vec<OwnedFd>,
+    /// The sockets for clients, for each door, and for metrics, unless the predecessor listens
+    /// there.
+    pub clients: Vec<Vec<OwnedFd>>,
     pub metrics: Option<OwnedFd>,
     /// Receives the next log file.
     pub log: NextFile,
@@ -108,10 +109,15 @@ pub(super) fn confine(
     let handed = |error: Error| if succeeds { Ok(()) } else { Err(error) };
     let (mut clients, mut metrics) = (Vec::new(), None);
     if let Some(data) = &config.data {
-        let listen = || listen_on_all(config.listen, config.processors.len());
-        match patiently_now(config.listen, succeeds, listen) {
-            Ok(sockets) => clients = sockets,
-            Err(error) => handed(no_port(config.listen, "--listen", &error))?,
+        for door in config.doors() {
+            let listen = || listen_on_all(door.addr, config.processors.len());
+            clients.push(match patiently_now(door.addr, succeeds, listen) {
+                Ok(sockets) => sockets,
+                Err(error) => {
+                    handed(no_port(door.addr, door.flag, &error))?;
+                    Vec::new()
+                }
+            });
         }
         if !config.read_only {
             make_directory_now(data)?;

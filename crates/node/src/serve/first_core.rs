@@ -23,7 +23,7 @@ use super::phases::Phase;
 use super::ports::{inherited_listener, is_in_use, listen_alone, listen_on_all, no_port};
 use super::{Clients, Database, NodeState, Opened, Ready, watch_signals};
 use crate::admin;
-use crate::config::Sandbox;
+use crate::config::{ClientDoor, Sandbox};
 use crate::disks::protocol::ToLauncher;
 use crate::disks::resources::{LocalResources, Resources, remove};
 use crate::disks::spec::DiskSpec;
@@ -80,8 +80,12 @@ impl FirstCore {
         };
         let own = |fd: &OwnedFd| fd.try_clone().ok();
         let early = node.confined.as_ref();
-        let mut listeners: Vec<_> =
-            early.iter().flat_map(|early| early.clients.iter().filter_map(own)).collect();
+        // For each door one socket a core, or none yet.
+        let mut listeners: Vec<Vec<_>> = early
+            .iter()
+            .flat_map(|early| &early.clients)
+            .map(|door| door.iter().filter_map(own).collect())
+            .collect();
         let mut metrics = early.and_then(|early| own(early.metrics.as_ref()?));
         let (mut taken, mut predecessor) = (Vec::new(), None);
         if let Some(line) = line {
@@ -89,8 +93,12 @@ impl FirstCore {
             let holes = holes.unwrap_or_default();
             let inherited = upgrade::inherit(core, &node.config, line, &holes).await?;
             taken = inherited.disks;
-            if !inherited.clients.is_empty() {
-                listeners = inherited.clients;
+            let mut sockets = inherited.clients.into_iter();
+            let mut nth = 0;
+            while sockets.len() >= core.cores() {
+                listeners.resize_with(listeners.len().max(nth + 1), Vec::new);
+                listeners[nth] = sockets.by_ref().take(core.cores()).collect();
+                nth += 1;
             }
             metrics = inherited.metrics.or(metrics);
             predecessor = Some(inherited.predecessor);
@@ -103,8 +111,13 @@ impl FirstCore {
         };
         let (mut opened, mut shard) = (None, None);
         if let Some(data) = &node.config.data {
-            if listeners.is_empty() {
-                listeners = listen_for_clients(core, node.config.listen).await?;
+            let doors = node.config.doors();
+            // A predecessor may have had more doors.
+            listeners.resize_with(doors.len(), Vec::new);
+            for (sockets, door) in listeners.iter_mut().zip(&doors) {
+                if sockets.is_empty() {
+                    *sockets = listen_for_clients(core, door).await?;
+                }
             }
             let before = predecessor.clone();
             let (database, owned) = open_database(core, node, data, listeners, before).await?;
@@ -194,8 +207,11 @@ impl FirstCore {
         let database = clients.map(Clients::database);
         let (driver, cores) = (core.driver_name(), core.cores());
         match &database {
-            Some(Database { listen, keys, .. }) => {
+            Some(Database { listen, tls_listen: None, keys, .. }) => {
                 tracing::info!(%listen, driver, keys, cores, "serving");
+            }
+            Some(Database { listen, tls_listen: Some(tls_listen), keys, .. }) => {
+                tracing::info!(%listen, %tls_listen, driver, keys, cores, "serving");
             }
             None => tracing::info!(driver, cores, "serving"),
         }
@@ -214,11 +230,12 @@ impl FirstCore {
 }
 
 /// Listens for clients, with a socket for each core.
-async fn listen_for_clients(core: &Core, addr: SocketAddr) -> Result<Vec<OwnedFd>, Error> {
+async fn listen_for_clients(core: &Core, door: &ClientDoor) -> Result<Vec<OwnedFd>, Error> {
+    let addr = door.addr;
     let patience = Patience::with(Exclusive::Port(addr));
     let in_use = |error: &std::io::Error| is_in_use(error) && patience.lasts(core);
     let listening = patiently(core, in_use, async || listen_on_all(addr, core.cores())).await;
-    listening.map_err(|error| no_port(addr, "--listen", &error))
+    listening.map_err(|error| no_port(addr, door.flag, &error))
 }
 
 /// Opens the database once, for all cores. Clients that connect meanwhile wait.
@@ -226,13 +243,26 @@ async fn open_database(
     core: &Core,
     node: &Arc<NodeState>,
     data: &Path,
-    listeners: Vec<OwnedFd>,
+    listeners: Vec<Vec<OwnedFd>>,
     predecessor: Option<Rc<Predecessor>>,
 ) -> Result<(Opened, Option<Shard>), Error> {
     let config = &node.config;
-    let listen = listeners[0].try_clone();
-    let listen = listen.and_then(|first| std::net::TcpListener::from(first).local_addr());
-    let listen = listen.map_err(|error| no_port(config.listen, "--listen", &error))?;
+    let mut addresses = Vec::new();
+    for (sockets, door) in listeners.iter().zip(config.doors()) {
+        let addr = sockets[0].try_clone();
+        let addr = addr.and_then(|first| std::net::TcpListener::from(first).local_addr());
+        let addr = addr.map_err(|error| no_port(door.addr, door.flag, &error))?;
+        addresses.push((addr, door.tls.is_some()));
+    }
+    let listen = addresses[0].0;
+    let tls_listen = addresses.iter().find(|(_, has_tls)| *has_tls).map(|(addr, _)| *addr);
+    let warning = config
+        .tls
+        .as_ref()
+        .and_then(|tls| tls.warning(i64::try_from(core.unix_time_ms() / 1000).unwrap_or(i64::MAX)));
+    if let Some(warning) = warning {
+        tracing::warn!("{warning}");
+    }
     let budget = config.budget();
     let options = OpenOptions {
         secondary: config.secondary,
@@ -269,7 +299,8 @@ async fn open_database(
         let (db, writer, family) = patiently(core, held, open).await?;
         (db, Some(writer), family)
     };
-    let first_free = listeners[0].try_clone().map_or(0, |fd| fd.as_raw_fd().unsigned_abs().into());
+    let first_free =
+        listeners[0][0].try_clone().map_or(0, |fd| fd.as_raw_fd().unsigned_abs().into());
     for warning in db.warnings() {
         tracing::warn!("{warning}");
     }
@@ -285,6 +316,7 @@ async fn open_database(
         config: config.clone(),
         machine: node.machine.clone(),
         port: listen.port(),
+        tls_port: tls_listen.map_or(0, |addr| addr.port()),
         driver: core.driver_name(),
         run_id,
     };
@@ -326,7 +358,7 @@ async fn open_database(
     if let Some(shard) = &shard {
         shard.attach(&door).await;
     }
-    Ok((Opened { listen, db, door, listeners }, shard))
+    Ok((Opened { listen, tls_listen, db, door, listeners }, shard))
 }
 
 /// Starts to serve metrics, and returns the address.

@@ -1,6 +1,8 @@
 //! The node's description of itself to the key-value door, for `INFO`, `CONFIG GET` and `HELLO`.
 
-use kv::{CpuSeconds, MemoryUse, NodeInfo};
+use std::path::PathBuf;
+
+use kv::{CpuSeconds, MemoryUse, NodeInfo, TlsAuthClients};
 
 use crate::budget::FIXED_BYTES;
 use crate::config::Config;
@@ -18,6 +20,8 @@ pub struct Description {
     pub machine: Machine,
     /// The port on which it listens in the end.
     pub port: u16,
+    /// The port for TLS; 0 if there is none.
+    pub tls_port: u16,
     /// The driver in use.
     pub driver: &'static str,
     /// A random text, new for every start.
@@ -84,6 +88,13 @@ impl NodeInfo for Description {
         let config = &self.config;
         let budget = config.budget();
         let pair = |name: &str, value: String| (name.to_owned(), value);
+        let tls = config.tls.as_ref();
+        let file = |file: Option<&PathBuf>| {
+            file.map_or_else(String::new, |file| file.display().to_string())
+        };
+        let tls_listen = tls.and_then(|tls| tls.listen);
+        let tls_listen = tls_listen.map_or_else(String::new, |addr| addr.to_string());
+        let tls_auth_clients = tls.map_or(TlsAuthClients::No, |tls| tls.auth_clients);
         vec![
             pair("data", self.data_directory()),
             pair("column-family", config.column_family.clone()),
@@ -97,6 +108,12 @@ impl NodeInfo for Description {
             pair("secondary", if config.secondary { "yes" } else { "no" }.to_owned()),
             pair("salvage", if config.salvage { "yes" } else { "no" }.to_owned()),
             pair("listen", config.listen.to_string()),
+            pair("tls-port", self.tls_port.to_string()),
+            pair("tls-listen", tls_listen),
+            pair("tls-cert-file", file(tls.map(|tls| &tls.certificate))),
+            pair("tls-key-file", file(tls.map(|tls| &tls.key))),
+            pair("tls-ca-cert-file", file(tls.and_then(|tls| tls.authority.as_ref()))),
+            pair("tls-auth-clients", tls_auth_clients.to_string()),
             pair("cores", write_list(&config.processors)),
             pair("io", self.driver.to_owned()),
             pair("poll", config.poll.to_string()),

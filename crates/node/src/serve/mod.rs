@@ -38,7 +38,7 @@ use std::rc::Rc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use kv::{Server, Shard};
+use kv::{Door, Server, Shard};
 use lsm::{Db, Reader};
 use reactor::log::Log;
 use reactor::{Class, Core, JoinHandle, Listener};
@@ -47,7 +47,7 @@ use self::confined::{Confined, confine, launcher_of_this_process};
 use self::first_core::{FirstCore, Reporting};
 use self::phases::{Phase, Phases};
 use self::ports::no_port;
-use crate::config::Config;
+use crate::config::{Config, DOORS_MAX};
 use crate::disks::Disks;
 use crate::disks::resources::remove;
 use crate::disks::spec::DiskSpec;
@@ -81,6 +81,8 @@ pub struct Ready {
 pub struct Database {
     /// The address on which clients connect.
     pub listen: SocketAddr,
+    /// The address on which clients connect with TLS; it may be the same.
+    pub tls_listen: Option<SocketAddr>,
     /// The number of keys, approximate unless they are counted.
     pub keys: u64,
     /// Whether the number of keys is exact.
@@ -98,7 +100,8 @@ struct NodeState {
     phases: Phases,
     opened: OnceLock<Option<Opened>>,
     listening: AtomicUsize,
-    /// Each core's listening socket for clients, to be handed over.
+    /// Each core's listening socket of the first door for clients, then of the second, to be
+    /// handed over.
     doors: Vec<OnceLock<OwnedFd>>,
     /// The number of cores whose connections have ended.
     ended: AtomicUsize,
@@ -108,10 +111,11 @@ struct NodeState {
 /// The database that core 0 has opened for all cores.
 struct Opened {
     listen: SocketAddr,
+    tls_listen: Option<SocketAddr>,
     db: Db,
     door: Arc<kv::NodeState>,
-    /// Each core's listening socket.
-    listeners: Vec<OwnedFd>,
+    /// For each door each core's listening socket.
+    listeners: Vec<Vec<OwnedFd>>,
 }
 
 /// Serves until a signal ends the node. `on_ready` is called once, when all cores listen.
@@ -162,7 +166,7 @@ pub fn serve(
         phases: Phases::new(cores),
         opened: OnceLock::new(),
         listening: AtomicUsize::new(0),
-        doors: (0..cores).map(|_| OnceLock::new()).collect(),
+        doors: (0..cores * DOORS_MAX).map(|_| OnceLock::new()).collect(),
         ended: AtomicUsize::new(0),
         failed: OnceLock::new(),
     });
@@ -230,14 +234,18 @@ impl Clients<'_> {
         opened: &'a Opened,
         shard: Option<Shard>,
     ) -> Result<Clients<'a>, Error> {
-        let listener = opened.listeners[core.id()].try_clone();
-        let listener = listener.and_then(|fd| Listener::from_fd(core, fd));
-        let listener = listener.map_err(|error| no_port(opened.listen, "--listen", &error))?;
-        if let Some(Ok(fd)) = listener.host_fd().map(|fd| fd.try_clone_to_owned()) {
-            let _ = node.doors[core.id()].set(fd);
+        let mut doors = Vec::new();
+        for (nth, door) in node.config.doors().into_iter().enumerate() {
+            let listener = opened.listeners[nth][core.id()].try_clone();
+            let listener = listener.and_then(|fd| Listener::from_fd(core, fd));
+            let listener = listener.map_err(|error| no_port(door.addr, door.flag, &error))?;
+            if let Some(Ok(fd)) = listener.host_fd().map(|fd| fd.try_clone_to_owned()) {
+                let _ = node.doors[nth * core.cores() + core.id()].set(fd);
+            }
+            doors.push(Door { listener, tls: door.tls });
         }
         let reader = opened.db.attach(core);
-        let server = Server::start(core, reader.clone(), &opened.door, listener, shard.clone());
+        let server = Server::start_at(core, reader.clone(), &opened.door, doors, shard.clone());
         Ok(Clients { opened, server, reader, shard })
     }
 
@@ -245,7 +253,8 @@ impl Clients<'_> {
         let family = self.opened.door.settings().family;
         let counted = self.opened.db.keys().filter(|_| family == 0);
         let keys = counted.or(self.reader.approximate_keys(family).ok()).unwrap_or(0);
-        Database { listen: self.opened.listen, keys, counted: counted.is_some() }
+        let Opened { listen, tls_listen, .. } = *self.opened;
+        Database { listen, tls_listen, keys, counted: counted.is_some() }
     }
 }
 

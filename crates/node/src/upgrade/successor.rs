@@ -12,7 +12,7 @@ use vhost::{RegionInfo, Target};
 
 use super::wire::{Line, Message};
 use super::{TAKE_NS, VARIABLE, within};
-use crate::config::Config;
+use crate::config::{Config, DOORS_MAX};
 use crate::disks::arrivals::Lost;
 use crate::disks::spec::DiskSpec;
 use crate::disks::{Served, options};
@@ -244,11 +244,13 @@ impl Described {
                 (other, _) => return Err(format!("{other:?} comes too early")),
             }
         }
-        if !clients.is_empty() && (config.data.is_none() || clients.len() != core.cores()) {
-            let cores = core.cores();
+        let cores = core.cores();
+        let doors = clients.len() / cores;
+        let fits = clients.len() == doors * cores && doors <= DOORS_MAX;
+        if !clients.is_empty() && (config.data.is_none() || !fits) {
             let what = if config.data.is_none() { "no database" } else { "a database" };
             return Err(format!(
-                "{what} is served here on {cores} cores, there one on {}",
+                "{what} is served here on {cores} cores, there one at {} sockets",
                 clients.len()
             ));
         }
