@@ -38,9 +38,10 @@ class TlsServer(millrace.Server):
 
 def tls_node(certificates, tmp_path, *flags, client=None, name="server", log="log"):
     port = millrace.free_port()
-    flags = ["--data", tmp_path / "db", "--listen", f"127.0.0.1:{port}", "--memory", "256M", "--durability", "process", *certificates.flags(name), *flags]
-    if "--cores" not in flags:
-        flags += ["--cores", "1"]
+    flags = ["--data", tmp_path / "db", "--listen", f"127.0.0.1:{port}", "--durability", "process", *certificates.flags(name), *flags]
+    for flag, usual in ("--cores", "1"), ("--memory", "256M"):
+        if flag not in flags:
+            flags += [flag, usual]
     server = TlsServer([millrace.BINARY, "serve", *flags], port, tmp_path / log)
     server.certificates, server.client = certificates, client
     return server
@@ -68,7 +69,7 @@ def test_redis_cli_speaks_tls(certificates, node):
     assert cli("PING") == "PONG"
     assert cli("SET", "k", "v") == "OK"
     assert cli("GET", "k") == "v"
-    assert cli("-3", "HELLO", "3").startswith("1# \"server\"")
+    assert "proto 3\n" in cli("-3", "HELLO", "3")
     line = cli("CLIENT", "LIST")
     assert f"laddr=127.0.0.1:{node.port} " in line and " cmd=client|list " in line
     assert cli("CONFIG", "GET", "tls-port").split() == ["tls-port", str(node.port)]
@@ -227,7 +228,7 @@ def test_errors_at_the_start_name_the_file(certificates, tmp_path):
 
 
 def test_an_expired_certificate_is_a_warning(certificates, tmp_path):
-    certificates.openssl("x509 -req -in server.csr -CA ca.pem -CAkey ca.key -CAcreateserial -days -1 -out past.pem")
+    certificates.openssl("x509 -req -in server.csr -CA ca.pem -CAkey ca.key -CAcreateserial -days -1 -extfile names -out past.pem")
     (certificates["past.key"]).write_bytes(certificates["server.key"].read_bytes())
     node = tls_node(certificates, tmp_path, name="past")
     try:
@@ -256,6 +257,11 @@ def test_an_upgrade_keeps_both_doors_and_reads_the_files_again(certificates, tmp
         assert "serves now" in millrace.succeed("upgrade", "--state", tmp_path / "state")
         with renewed.connect(tls_port) as client, node.connect() as plain:
             assert client.call("GET", "k") == plain.call("GET", "k") == b"v"
+        own["server.key"].write_bytes(renewed["client.key"].read_bytes())
+        assert "the node continues" in millrace.fail("upgrade", "--state", tmp_path / "state")
+        assert "it is not the key of the certificate" in node.said()
+        with renewed.connect(tls_port) as client:
+            assert client.call("GET", "k") == b"v"
 
 
 def test_a_confined_node_speaks_tls(certificates, tmp_path):
