@@ -17,5 +17,6 @@ pub(crate) mod scan_table;
 pub(crate) mod slow_log;
 pub(crate) mod state;
 mod tracked_keys;
+pub(crate) mod tracked_stretches;
 pub(crate) mod tracking;
 pub(crate) mod writes;

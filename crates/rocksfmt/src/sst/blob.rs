@@ -251,6 +251,25 @@ impl BlobRecord {
         Ok(BlobRecord { key_len, value_len, blob_crc })
     }
 
+    /// The first offset from `from` on at which `data` has the header of a record, told by its
+    /// checksum. A value may hold what looks like a record, so what is found is one only if an
+    /// index refers to it.
+    pub fn find(data: &[u8], from: usize) -> Option<(usize, BlobRecord)> {
+        const EXPIRATION: std::ops::Range<usize> = 16..24;
+        let mut at = from;
+        while let Some(header) = data.get(at..at.checked_add(BLOB_RECORD_HEADER_BYTES)?) {
+            // The expiration is 0: no header begins where its last other byte would be within it.
+            match header[EXPIRATION].iter().rposition(|byte| *byte != 0) {
+                Some(last) => at += last + 1,
+                None => match BlobRecord::parse(header) {
+                    Ok(record) => return Some((at, record)),
+                    Err(_) => at += 1,
+                },
+            }
+        }
+        None
+    }
+
     /// Appends a record for a value as it is stored.
     pub fn encode(key: &[u8], stored: &[u8], out: &mut Vec<u8>) {
         let start = out.len();
@@ -316,6 +335,26 @@ mod tests {
         h.extend([0, 7]);
         h.extend([0; 16]);
         h
+    }
+
+    #[test]
+    fn records_are_found_from_any_offset_on() {
+        let mut data = vec![0; 50];
+        let mut starts = Vec::new();
+        for (key, value) in [(&b"a"[..], &[7_u8; 100][..]), (b"", b""), (b"bc", &[0; 60])] {
+            starts.push(data.len());
+            data.extend(record(key, value));
+        }
+        data.extend([0; 40]);
+        for from in 0..data.len() + 2 {
+            let next = starts.iter().copied().find(|start| *start >= from);
+            let found = BlobRecord::find(&data, from);
+            assert_eq!(found.map(|(at, _)| at), next, "from {from}");
+        }
+        let (at, found) = BlobRecord::find(&data, 51).unwrap();
+        assert_eq!((found.key_len, found.value_len), (0, 0));
+        assert!(found.verify(&data[at..]).is_ok());
+        assert_eq!(BlobRecord::find(&data, usize::MAX), None);
     }
 
     fn record(key: &[u8], value: &[u8]) -> Vec<u8> {
