@@ -68,9 +68,9 @@ impl Command {
         Command::read(&[b"GET", key])
     }
 
-    /// Reads a key that the cache has missed.
-    pub fn get_missed(cache: &Cache, ticket: Ticket, key: &[u8]) -> Command {
-        if cache.asks_place() {
+    /// Reads a key that the cache has missed, with its place if it is asked for.
+    pub fn get_missed(with_place: bool, ticket: Ticket, key: &[u8]) -> Command {
+        if with_place {
             let touches = Touches::Place(ticket, key.to_vec());
             return Command::new(&[b"MR.GET", key], Class::Read, touches);
         }

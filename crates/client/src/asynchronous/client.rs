@@ -146,13 +146,14 @@ impl Client {
                     return Ok(found);
                 }
                 Lookup::Miss(ticket) => {
-                    if let Turn::Wait(stretch) = cache.turn()
+                    let turn = cache.turn();
+                    if let Turn::Wait(stretch) = turn
                         && let Some(found) =
                             cache.wait_for_as_task(stretch, key, self.deadline().into_std()).await
                     {
                         return Ok(found);
                     }
-                    command = Command::get_missed(cache, ticket, key);
+                    command = Command::get_missed(turn != Turn::Ask, ticket, key);
                 }
             }
         }

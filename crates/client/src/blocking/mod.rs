@@ -132,15 +132,23 @@ impl Client {
             }
             Lookup::Miss(ticket) => {
                 let deadline = self.deadline();
-                if let Turn::Wait(stretch) = cache.turn()
+                let turn = cache.turn();
+                if let Turn::Wait(stretch) = turn
                     && let Some(found) = cache.wait_for(stretch, key, deadline)
                 {
                     return Ok(found);
                 }
-                let command = Command::get_missed(cache, ticket, key);
-                match link.ask(command, deadline)? {
-                    Some(reply) => missed_value(reply),
-                    None => value(self.one(&Command::get(key))?),
+                let with_place = turn != Turn::Ask;
+                let asked = link.ask(Command::get_missed(with_place, ticket, key), deadline);
+                match asked {
+                    Ok(Some(reply)) => missed_value(reply),
+                    not_answered => {
+                        if with_place {
+                            cache.answered(None);
+                        }
+                        not_answered?;
+                        value(self.one(&Command::get(key))?)
+                    }
                 }
             }
         }

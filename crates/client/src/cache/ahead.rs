@@ -86,8 +86,10 @@ struct Stretch {
 /// What a read does that the cache does not answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Turn {
-    /// It asks.
+    /// It asks for the value.
     Ask,
+    /// It asks for the value and its place.
+    AskPlace,
     /// It looks again when something has arrived, as long as this stretch is on its way.
     Wait(u64),
 }
@@ -164,12 +166,12 @@ impl Recogniser {
     /// What a read does that was not answered.
     pub fn turn(&mut self) -> Turn {
         if self.patience <= PATIENCE {
-            return Turn::Ask;
+            return Turn::AskPlace;
         }
         match &self.stretch {
             Some(stretch) => Turn::Wait(stretch.number),
             None if std::mem::replace(&mut self.asking, true) => Turn::Wait(self.number),
-            None => Turn::Ask,
+            None => Turn::AskPlace,
         }
     }
 
@@ -252,29 +254,32 @@ impl Recogniser {
         self.skip_fetched();
     }
 
-    /// Leaves out chunks that were fetched lately. Ends a stretch of which nothing is left.
+    /// Leaves out chunks that were fetched lately.
     fn skip_fetched(&mut self) {
-        while let Some(stretch) = &mut self.stretch {
-            let chunk = (stretch.region.file, stretch.next / CHUNK_BYTES);
-            if stretch.next < stretch.region.end && self.is_fetched.contains(&chunk) {
-                stretch.next += CHUNK_BYTES;
-                self.add_credit(CHUNK_BYTES);
-            } else if stretch.next >= stretch.region.end
-                && stretch.on_the_way == 0
-                && stretch.arrived == 0
-            {
-                self.stretch = None;
-                self.begin();
-                return;
-            } else {
-                return;
-            }
+        let Some(stretch) = &mut self.stretch else { return };
+        let mut skipped = 0;
+        while stretch.next < stretch.region.end
+            && self.is_fetched.contains(&(stretch.region.file, stretch.next / CHUNK_BYTES))
+        {
+            stretch.next += CHUNK_BYTES;
+            skipped += CHUNK_BYTES;
         }
+        self.add_credit(skipped);
+    }
+
+    /// Ends the stretch if all of it has arrived, and begins the next one.
+    fn end(&mut self) -> Option<Stretch> {
+        self.skip_fetched();
+        let is_over =
+            |stretch: &mut Stretch| stretch.on_the_way == 0 && stretch.next >= stretch.region.end;
+        let over = self.stretch.take_if(is_over)?;
+        self.begin();
+        Some(over)
     }
 
     /// The next chunk to ask for, if one may be on its way now.
     pub fn next(&mut self) -> Option<Chunk> {
-        self.skip_fetched();
+        while self.end().is_some() {}
         let stretch = self.stretch.as_mut()?;
         if stretch.on_the_way >= WINDOW || stretch.next >= stretch.region.end {
             return None;
@@ -314,11 +319,8 @@ impl Recogniser {
             // Perhaps nothing is written there yet.
             self.fetched.retain(|other| *other != place);
         }
-        let Some(stretch) = &self.stretch else { return arrival };
-        if stretch.on_the_way > 0 || stretch.next < stretch.region.end {
-            return arrival;
-        }
-        let (region, records, early) = (stretch.region, stretch.records as i64, stretch.early);
+        let Some(Stretch { region, records, early, .. }) = self.end() else { return arrival };
+        arrival.look = true;
         let before = self.last.replace(region).filter(|before| before.file == region.file);
         self.ahead = match before {
             Some(before) if before.end == region.from && has_more => Some(region.end),
@@ -328,11 +330,9 @@ impl Recogniser {
         .map(|offset| Place { file: region.file, offset });
         if self.ahead.is_some() {
             // Half of it was used, or of the one before if it came early.
+            let records = records as i64;
             arrival.next_after = Some(if early { records } else { records / 2 });
         }
-        arrival.look = true;
-        self.stretch = None;
-        self.begin();
         arrival
     }
 
@@ -457,7 +457,7 @@ mod tests {
         }
         let read = (1 << 18) * VALUE;
         assert!(reader.fetched < 40 * MIB + read / 64, "{} of {read}", reader.fetched);
-        assert_eq!(reader.recogniser.turn(), Turn::Ask);
+        assert_eq!(reader.recogniser.turn(), Turn::AskPlace);
     }
 
     #[test]
@@ -490,12 +490,40 @@ mod tests {
         }
         assert!(!recogniser.is_coming(number));
         // One asks, the others wait whether it begins a stretch.
-        assert_eq!(recogniser.turn(), Turn::Ask);
+        assert_eq!(recogniser.turn(), Turn::AskPlace);
         let Turn::Wait(number) = recogniser.turn() else { panic!("one asks") };
         recogniser.answered(None);
         assert!(!recogniser.is_coming(number));
         (0..20).for_each(|_| recogniser.waited(false));
-        assert_eq!((recogniser.turn(), recogniser.turn()), (Turn::Ask, Turn::Ask));
+        assert_eq!((recogniser.turn(), recogniser.turn()), (Turn::AskPlace, Turn::AskPlace));
+    }
+
+    /// What was fetched lately is left out at the end of a stretch, too.
+    #[test]
+    fn a_stretch_ends_whatever_is_left_out_of_it() {
+        let place = |offset| Some((Place { file: 1, offset }, 100));
+        let mut recogniser = Recogniser::new(1 << 20, 100 << 20);
+        let fetch = |recogniser: &mut Recogniser| {
+            let mut from = Vec::new();
+            while let Some(chunk) = recogniser.next() {
+                from.push(chunk.from / CHUNK_BYTES);
+                recogniser.arrived(chunk, 5, true);
+            }
+            from
+        };
+        (0..2).for_each(|n| recogniser.answered(place(n)));
+        assert_eq!(fetch(&mut recogniser), [0, 1, 2, 3]);
+        // Chunks 1 and 3 were displaced.
+        for gone in [1, 3] {
+            recogniser.answered(place(gone * CHUNK_BYTES));
+            assert!(!recogniser.is_fetched.contains(&(1, gone)));
+        }
+        recogniser.answered(place(CHUNK_BYTES));
+        assert_eq!(fetch(&mut recogniser), [1, 3]);
+        recogniser.is_fetched.remove(&(1, 0));
+        recogniser.answered(place(0));
+        assert_eq!(fetch(&mut recogniser), [0]);
+        assert!(recogniser.stretch.is_none());
     }
 
     #[test]

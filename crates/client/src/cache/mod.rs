@@ -421,23 +421,19 @@ impl Cache {
         ahead.look();
     }
 
-    /// Whether a read asks for the place of its value.
-    pub fn asks_place(&self) -> bool {
-        let Some(ahead) = &self.ahead else { return false };
-        if !ahead.is_served.load(Ordering::Acquire) {
-            return false;
-        }
-        let without = ahead.without_place.load(Ordering::Relaxed);
-        without < WITHOUT_PLACE
-            || ahead.without_place.fetch_add(1, Ordering::Relaxed).is_multiple_of(PLACE_SHARE)
-    }
-
     /// What a read does that was not answered.
     pub fn turn(&self) -> Turn {
-        match &self.ahead {
-            Some(ahead) if ahead.is_served.load(Ordering::Acquire) => ahead.recogniser().turn(),
-            _ => Turn::Ask,
+        let Some(ahead) = self.ahead.as_ref().filter(|it| it.is_served.load(Ordering::Acquire))
+        else {
+            return Turn::Ask;
+        };
+        let without = &ahead.without_place;
+        if without.load(Ordering::Relaxed) >= WITHOUT_PLACE
+            && !without.fetch_add(1, Ordering::Relaxed).is_multiple_of(PLACE_SHARE)
+        {
+            return Turn::Ask;
         }
+        ahead.recogniser().turn()
     }
 
     /// Waits, as a thread, as long as a stretch is on its way and has not brought the key.
@@ -758,7 +754,7 @@ mod tests {
         cache.fill_chunk(fetch, &Reply::Array(words));
         assert_eq!(hit(&cache, b"a"), Some(b"1".to_vec()));
         miss(&cache, b"b");
-        assert!(cache.asks_place());
+        assert_eq!(cache.turn(), Turn::AskPlace);
         let fetch = Fetch { chunk: fetch.chunk, asked: fetch.asked };
         cache.fill_chunk(fetch, &Reply::Error(b"ERR unknown command".to_vec()));
         assert!(cache.next_chunk().is_none());

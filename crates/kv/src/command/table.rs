@@ -1042,12 +1042,12 @@ pub static TABLE: &[Spec] = &[
     .flags(REMOVE, &["@keyspace", "@write", "@slow"])
     .takes(&[Argument::new("start", "string"), Argument::new("end", "string")]),
     Spec::new(CommandId::MrGet, "mr.get", 2, "string", "Reads a value, and where it is stored")
-        .since("0.2.0")
+        .since("0.1.0")
         .flags(READ_FAST, &["@read", "@string", "@fast"])
         .one_key(ACCESS)
         .takes(&[KEY]),
     Spec::new(CommandId::MrInfo, "mr.info", 1, "connection", "The version of the MR commands")
-        .since("0.2.0")
+        .since("0.1.0")
         .flags(&["loading", "stale", "fast"], &["@fast", "@connection"]),
     Spec::new(
         CommandId::MrRange,
@@ -1073,7 +1073,7 @@ pub static TABLE: &[Spec] = &[
         "generic",
         "Reads the present keys and values of a part of a blob file, in the order of their writes",
     )
-    .since("0.2.0")
+    .since("0.1.0")
     .costs("O(N) with N bytes")
     .flags(READ, &["@keyspace", "@read", "@slow"])
     .takes(&[
