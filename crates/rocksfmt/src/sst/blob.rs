@@ -255,16 +255,26 @@ impl BlobRecord {
     /// checksum. A value may hold what looks like a record, so what is found is one only if an
     /// index refers to it.
     pub fn find(data: &[u8], from: usize) -> Option<(usize, BlobRecord)> {
-        const EXPIRATION: std::ops::Range<usize> = 16..24;
+        const LENGTHS_AND_EXPIRATION: usize = 24;
+        const EXPIRATION: usize = 16;
         let mut at = from;
         while let Some(header) = data.get(at..at.checked_add(BLOB_RECORD_HEADER_BYTES)?) {
+            let (sums, stored) = header.split_at(LENGTHS_AND_EXPIRATION);
             // The expiration is 0: no header begins where its last other byte would be within it.
-            match header[EXPIRATION].iter().rposition(|byte| *byte != 0) {
-                Some(last) => at += last + 1,
-                None => match BlobRecord::parse(header) {
-                    Ok(record) => return Some((at, record)),
-                    Err(_) => at += 1,
-                },
+            if let Some(last) = sums[EXPIRATION..].iter().rposition(|byte| *byte != 0) {
+                at += last + 1;
+                continue;
+            }
+            let is_header = stored.first_chunk() == Some(&mask_crc(crc32c(sums)).to_le_bytes());
+            if is_header && let Ok(record) = BlobRecord::parse(header) {
+                return Some((at, record));
+            }
+            at += 1;
+            // A run of zeros: a header that begins within it ends in what follows.
+            if sums.iter().all(|byte| *byte == 0) {
+                let rest = &data[at..];
+                let next = rest.iter().position(|byte| *byte != 0).unwrap_or(rest.len());
+                at += next.saturating_sub(BLOB_RECORD_HEADER_BYTES);
             }
         }
         None
@@ -355,6 +365,14 @@ mod tests {
         assert_eq!((found.key_len, found.value_len), (0, 0));
         assert!(found.verify(&data[at..]).is_ok());
         assert_eq!(BlobRecord::find(&data, usize::MAX), None);
+        // Long runs of zeros before a record, whose header begins with zeros or not.
+        for key in [&[b'k'; 256][..], b"k", b""] {
+            let data = [vec![0; 1000], record(key, b"value")].concat();
+            for from in [0, 1, 500, 968, 999, 1000] {
+                let found = BlobRecord::find(&data, from);
+                assert_eq!(found.map(|(at, _)| at), Some(1000), "{} from {from}", key.len());
+            }
+        }
     }
 
     fn record(key: &[u8], value: &[u8]) -> Vec<u8> {
