@@ -107,6 +107,7 @@ fn race(args: BenchArgs) -> Result<(), Failure> {
         threads: args.threads,
         sets: args.sets,
         cache_bytes: args.cache.map_or(0, |size| size.bytes()),
+        read_ahead: args.read_ahead.map_or(0, |size| size.bytes()),
     };
     let outcome =
         bench::run_race(&plan, &mut |line| eprintln!("millrace: {line}")).map_err(Failure::new)?;

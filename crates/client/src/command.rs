@@ -5,7 +5,7 @@ use std::ops::Bound;
 use resp::Reply;
 
 use crate::bounds::word;
-use crate::cache::{Cache, Ticket};
+use crate::cache::{CHUNK_BYTES, Cache, Fetch, Place, Ticket};
 use crate::error::{Error, ErrorKind, Result};
 
 /// Words of one command. Below the limit of any server, and few enough to be read at once.
@@ -37,6 +37,10 @@ pub(crate) enum Touches {
     Everything,
     /// The reply tells the values of these keys, in order.
     Fill(Vec<(Ticket, Vec<u8>)>),
+    /// The reply tells the value of this key, and where it is.
+    Place(Ticket, Vec<u8>),
+    /// The reply is a chunk of a stretch.
+    Chunk(Fetch),
 }
 
 /// A request, as one piece: its replies come one after the other.
@@ -62,6 +66,23 @@ impl Command {
 
     pub fn get(key: &[u8]) -> Command {
         Command::read(&[b"GET", key])
+    }
+
+    /// Reads a key that the cache has missed, with its place if it is asked for.
+    pub fn get_missed(with_place: bool, ticket: Ticket, key: &[u8]) -> Command {
+        if with_place {
+            let touches = Touches::Place(ticket, key.to_vec());
+            return Command::new(&[b"MR.GET", key], Class::Read, touches);
+        }
+        Command::get(key).filling(vec![(ticket, key.to_vec())])
+    }
+
+    /// Asks for a chunk of a stretch.
+    pub fn chunk(fetch: Fetch) -> Command {
+        let [file, from, bytes] =
+            [fetch.chunk.file, fetch.chunk.from, CHUNK_BYTES].map(|number| number.to_string());
+        let args: [&[u8]; 4] = [b"MR.STRETCH", file.as_bytes(), from.as_bytes(), bytes.as_bytes()];
+        Command::new(&args, Class::Read, Touches::Chunk(fetch))
     }
 
     pub fn multi_get<'a>(keys: impl IntoIterator<Item = &'a [u8]>) -> Command {
@@ -118,6 +139,37 @@ pub(crate) fn settle(cache: Option<&Cache>, touches: &Touches, replies: Option<&
             Some([value]) if keys.len() == 1 => fill(cache, keys[0].0, &keys[0].1, value),
             _ => {}
         },
+        Touches::Place(ticket, key) => {
+            let Some([reply]) = replies else { return cache.answered(None) };
+            match reply {
+                Reply::Array(words) => {
+                    let Some(value) = words.last() else { return cache.answered(None) };
+                    fill(cache, *ticket, key, value);
+                    let bytes = value.as_bytes().map_or(0, <[u8]>::len);
+                    cache.answered(Some((place_of(words), bytes)));
+                }
+                Reply::Null => {
+                    fill(cache, *ticket, key, reply);
+                    cache.answered(None);
+                }
+                _ => cache.answered(None),
+            }
+        }
+        Touches::Chunk(fetch) => match replies {
+            Some([reply]) => cache.fill_chunk(*fetch, reply),
+            // The link has ended, and with it the stretch.
+            _ => {}
+        },
+    }
+}
+
+/// Where a value is, by the reply to `MR.GET`.
+fn place_of(words: &[Reply]) -> Option<Place> {
+    match words {
+        [Reply::Integer(file), Reply::Integer(offset), _] => {
+            Some(Place { file: u64::try_from(*file).ok()?, offset: u64::try_from(*offset).ok()? })
+        }
+        _ => None,
     }
 }
 
@@ -162,6 +214,16 @@ pub(crate) fn value(reply: Reply) -> Result<Option<Vec<u8>>> {
         Reply::Bulk(value) => Ok(Some(value)),
         Reply::Null => Ok(None),
         other => Err(unexpected(&other)),
+    }
+}
+
+/// The reply to [`Command::get_missed`].
+pub(crate) fn missed_value(reply: Reply) -> Result<Option<Vec<u8>>> {
+    match reply {
+        Reply::Array(mut words) if matches!(words.len(), 1 | 3) => {
+            value(words.pop().unwrap_or(Reply::Null))
+        }
+        reply => value(reply),
     }
 }
 

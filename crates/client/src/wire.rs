@@ -5,6 +5,7 @@
 
 use resp::{Decoder, DecoderLimits, Reply};
 
+use crate::cache::CHUNK_BYTES;
 use crate::error::{Error, ErrorKind, Result};
 use crate::options::{Options, Target};
 use crate::seal::Seal;
@@ -44,12 +45,14 @@ pub(crate) struct Greeting {
     pub bytes: Vec<u8>,
     pub replies: usize,
     tracks: bool,
+    /// The last command asks whether the server can be read ahead.
+    asks_ahead: bool,
 }
 
 impl Greeting {
     /// With `tracks`, the connection speaks RESP3 and has tracking on.
     pub fn new(options: &Options, tracks: bool) -> Greeting {
-        let mut greeting = Greeting { bytes: Vec::new(), replies: 0, tracks };
+        let mut greeting = Greeting { bytes: Vec::new(), replies: 0, tracks, asks_ahead: false };
         let user = options.user.as_deref().unwrap_or("default").as_bytes();
         match (tracks, &options.password) {
             (true, Some(password)) => {
@@ -68,6 +71,10 @@ impl Greeting {
         }
         if tracks {
             greeting.add(&[b"CLIENT", b"TRACKING", b"ON"]);
+            if options.read_ahead > 0 {
+                greeting.add(&[b"MR.INFO"]);
+                greeting.asks_ahead = true;
+            }
         } else {
             // Some errors are only told at the first command, such as that a password is needed.
             greeting.add(&[b"PING"]);
@@ -80,11 +87,21 @@ impl Greeting {
         self.replies += 1;
     }
 
-    /// Judges the replies.
+    /// Judges the replies. Returns whether the server can be read ahead.
     ///
     /// # Errors
     /// The first error among them; [`ErrorKind::Unsupported`] if the server cannot track keys.
-    pub fn check(&self, replies: &[Reply]) -> Result<()> {
+    pub fn check(&self, replies: &[Reply]) -> Result<bool> {
+        match replies.split_last() {
+            Some((facts, others)) if self.asks_ahead => {
+                self.check_others(others)?;
+                Ok(knows_stretches(facts))
+            }
+            _ => self.check_others(replies).map(|()| false),
+        }
+    }
+
+    fn check_others(&self, replies: &[Reply]) -> Result<()> {
         for reply in replies {
             match reply {
                 Reply::Error(text) => return Err(self.explain(Error::from_reply(text))),
@@ -116,6 +133,19 @@ impl Greeting {
     }
 }
 
+/// Whether a reply to `MR.INFO` is that of a node with `MR.GET` and `MR.STRETCH` as they are here.
+fn knows_stretches(facts: &Reply) -> bool {
+    let Reply::Map(facts) = facts else { return false };
+    let number = |wanted: &[u8]| {
+        let found = facts.iter().find(|(name, _)| name.as_bytes() == Some(wanted));
+        match found {
+            Some((_, Reply::Integer(value))) => *value,
+            _ => 0,
+        }
+    };
+    number(b"version") >= 1 && number(b"stretch-bytes-max") >= CHUNK_BYTES as i64
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -134,6 +164,25 @@ mod tests {
         assert!(text(&secret, true).starts_with("*5 $5 HELLO $1 3 $4 AUTH $7 default $2 pw "));
         let user = secret.user("ada");
         assert!(text(&user, false).starts_with("*3 $4 AUTH $3 ada $2 pw "));
+    }
+
+    #[test]
+    fn a_server_without_stretches_is_no_error() {
+        let options = Options::new().cache(64 << 20).read_ahead(1 << 20);
+        assert!(text(&options, true).ends_with("*1 $7 MR.INFO "));
+        let greeting = Greeting::new(&options, true);
+        let name = |name: &str| Reply::Bulk(name.as_bytes().to_vec());
+        let hello = Reply::Map(vec![(name("proto"), Reply::Integer(3))]);
+        let done = Reply::Simple(b"OK".to_vec());
+        let check = |last: Reply| greeting.check(&[hello.clone(), done.clone(), last]);
+        let facts = |version, bytes| {
+            let pairs = [("version", version), ("stretch-bytes-max", bytes)];
+            Reply::Map(pairs.map(|(fact, value)| (name(fact), Reply::Integer(value))).into())
+        };
+        assert!(check(facts(1, 262_144)).unwrap() && check(facts(2, 1 << 20)).unwrap());
+        assert!(!check(facts(0, 262_144)).unwrap() && !check(facts(1, 4096)).unwrap());
+        assert!(!check(Reply::Error(b"ERR unknown command".to_vec())).unwrap());
+        assert!(greeting.check(&[hello.clone(), Reply::Error(b"ERR no".to_vec()), done]).is_err());
     }
 
     #[test]

@@ -77,7 +77,8 @@ pub use read::iter::{Iter, IterOptions};
 pub use read::reader::Reader;
 pub use read::snapshot::Snapshot;
 pub use read::stats::ReaderStats;
-pub use read::value::Value;
+pub use read::stretch::{STRETCH_RECORD_BYTES_MAX, Stretch, StretchRecord};
+pub use read::value::{Place, Value};
 pub use read::warm::WARM_MAX;
 pub use rocksfmt::{BatchWriter, Comparator, Compression, Op, WriteBatch};
 pub use write::compaction_status::{

@@ -52,6 +52,8 @@ pub struct RacePlan {
     pub sets: u64,
     /// Bytes of the client's cache; 0 is none.
     pub cache_bytes: usize,
+    /// Bytes that it reads ahead at once; 0 is none.
+    pub read_ahead: usize,
 }
 
 /// Races.
@@ -71,6 +73,7 @@ pub fn run_race(plan: &RacePlan, say: &mut dyn FnMut(&str)) -> Result<RaceOutcom
     };
     let client = Options::new()
         .cache(plan.cache_bytes)
+        .read_ahead(plan.read_ahead)
         .timeout(TIMEOUT)
         .connect_blocking(&address)
         .map_err(|error| error.to_string())?;
@@ -84,9 +87,18 @@ pub fn run_race(plan: &RacePlan, say: &mut dyn FnMut(&str)) -> Result<RaceOutcom
         done.map_err(|error| format!("{name}: {error}"))
     };
     let write = phase("write", Work::Write)?;
+    let trips = || client.cache_stats().round_trips;
+    let before = trips();
     let sequential = phase("sequential", Work::Sequential)?;
+    let between = trips();
     let hot = phase("hot", Work::Hot)?;
+    let after = trips();
     let stats = client.cache_stats();
+    // Without a cache, each get is a round trip.
+    let per_trip = |calls: u64, trips: u64| match plan.cache_bytes {
+        0 => 1.0,
+        _ => calls as f64 / trips.max(1) as f64,
+    };
     Ok(RaceOutcome {
         name: "race",
         write_s: write.seconds,
@@ -103,6 +115,10 @@ pub fn run_race(plan: &RacePlan, say: &mut dyn FnMut(&str)) -> Result<RaceOutcom
         durability: node.is_some().then(|| plan.durability.to_string()),
         cache_bytes: plan.cache_bytes,
         cache_hits: stats.hits,
+        read_ahead: plan.read_ahead,
+        stretches: stats.stretches,
+        sequential_gets_per_round_trip: per_trip(sequential.calls, between - before),
+        hot_gets_per_round_trip: per_trip(hot.calls, after - between),
         millrace: env!("CARGO_PKG_VERSION"),
     })
 }

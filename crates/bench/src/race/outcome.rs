@@ -37,6 +37,14 @@ pub struct RaceOutcome {
     pub cache_bytes: usize,
     /// Gets that it has answered.
     pub cache_hits: u64,
+    /// Bytes that it reads ahead at once.
+    pub read_ahead: usize,
+    /// Stretches that it has read ahead.
+    pub stretches: u64,
+    /// Gets of the pass in write order for each round trip.
+    pub sequential_gets_per_round_trip: f64,
+    /// Gets of the hot pass for each round trip.
+    pub hot_gets_per_round_trip: f64,
     /// This program's version.
     pub millrace: &'static str,
 }
@@ -70,6 +78,13 @@ impl RaceOutcome {
         if self.cache_bytes > 0 {
             let _ = write!(out, "  {} gets were cached", self.cache_hits);
         }
+        if self.read_ahead > 0 {
+            let _ = write!(
+                out,
+                "; gets for each round trip: {:.0} sequential, {:.0} hot",
+                self.sequential_gets_per_round_trip, self.hot_gets_per_round_trip
+            );
+        }
         out
     }
 }
@@ -96,11 +111,16 @@ mod tests {
             durability: Some("process".to_owned()),
             cache_bytes: 1,
             cache_hits: 7,
+            read_ahead: 1,
+            stretches: 2,
+            sequential_gets_per_round_trip: 1000.0,
+            hot_gets_per_round_trip: 500.0,
             millrace: "1",
         };
         let text = outcome.text();
         assert_eq!(text.lines().count(), 5);
         assert!(text.contains("500/s") && text.contains("1100 verified"), "{text}");
-        assert!(text.contains("3.500 s  7 gets were cached"), "{text}");
+        assert!(text.contains("3.500 s  7 gets were cached; gets for each"), "{text}");
+        assert!(text.ends_with("1000 sequential, 500 hot"), "{text}");
     }
 }

@@ -202,6 +202,9 @@ pub struct BenchArgs {
     /// The cache of race's client [default: none]
     #[arg(long, value_name = "SIZE")]
     pub cache: Option<Size>,
+    /// How much race's client reads ahead at once, in the order of the writes [default: none]
+    #[arg(long, value_name = "SIZE", requires = "cache")]
+    pub read_ahead: Option<Size>,
     /// Print JSON; its shape is described in docs/CLI.md
     #[arg(long)]
     pub json: bool,

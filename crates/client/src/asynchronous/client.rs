@@ -14,9 +14,9 @@ use super::socket::Socket;
 use super::transaction::Transaction;
 use crate::batch::WriteBatch;
 use crate::bounds::{KeyRange, prefix};
-use crate::cache::{Cache, CacheStats, Lookup};
+use crate::cache::{Cache, CacheStats, Lookup, Turn};
 use crate::command::{
-    Class, Command, Cursor, KEYS_MAX, Touches, count, ok, one, value, values, written,
+    Class, Command, Cursor, KEYS_MAX, Touches, count, missed_value, ok, one, values, written,
 };
 use crate::error::{Error, ErrorKind, Result};
 use crate::options::{Options, Target};
@@ -104,13 +104,17 @@ impl Client {
         let options = &target.options;
         let cache = match options.cache_bytes {
             0 => None,
-            bytes => Some(Arc::new(Cache::new(bytes, options.staleness_max))),
+            bytes => {
+                let cache = Cache::new(bytes, options.staleness_max, options.read_ahead);
+                Some(Arc::new(cache))
+            }
         };
         let sent = Instant::now();
         let deadline = sent + options.connect_timeout;
         let socket = Socket::connect(&target, cache.is_some(), deadline).await?;
         if let Some(cache) = &cache {
             cache.open(sent.into_std());
+            cache.serve_ahead(socket.reads_ahead);
         }
         let (inbox, received) = mpsc::channel(REQUESTS_MAX);
         let driver = Driver {
@@ -135,11 +139,25 @@ impl Client {
         let mut command = Command::get(key);
         if let Some(cache) = &self.shared.cache {
             match cache.get(key, std::time::Instant::now()) {
-                Lookup::Hit(found) => return Ok(found),
-                Lookup::Miss(ticket) => command = command.filling(vec![(ticket, key.to_vec())]),
+                Lookup::Hit(found) => {
+                    if cache.wants_chunk() {
+                        self.wake_driver();
+                    }
+                    return Ok(found);
+                }
+                Lookup::Miss(ticket) => {
+                    let turn = cache.turn();
+                    if let Turn::Wait(stretch) = turn
+                        && let Some(found) =
+                            cache.wait_for_as_task(stretch, key, self.deadline().into_std()).await
+                    {
+                        return Ok(found);
+                    }
+                    command = Command::get_missed(turn != Turn::Ask, ticket, key);
+                }
             }
         }
-        value(self.one(command).await?)
+        missed_value(self.one(command).await?)
     }
 
     /// Looks up many keys. The answers are in the order of the keys; each may be of another moment.
@@ -268,6 +286,15 @@ impl Client {
         one(self.call(command).await?)
     }
 
+    /// Makes the driver look what is to be read ahead: with a request that it leaves out.
+    fn wake_driver(&self) {
+        let (back, _) = oneshot::channel();
+        let (command, state) = (Command::read(&[b"PING"]), Arc::default());
+        // If there is no room, the driver is awake.
+        let _ =
+            self.shared.inbox.try_send(Request { command, state, back, deadline: self.deadline() });
+    }
+
     /// Hands a request to the driver and waits for its replies.
     async fn call(&self, command: Command) -> Result<Vec<Reply>> {
         let deadline = self.deadline();
@@ -279,7 +306,7 @@ impl Client {
         let (state, class) = (Arc::new(State::default()), command.class);
         // What a later answer would settle must hold when this call fails.
         let touches = match &command.touches {
-            Touches::Fill(_) => Touches::Nothing,
+            Touches::Fill(_) | Touches::Place(..) => Touches::Nothing,
             touches => touches.clone(),
         };
         place.send(Request { command, state: state.clone(), back, deadline });

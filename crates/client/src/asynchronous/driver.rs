@@ -39,7 +39,7 @@ use tokio::time::{Instant, sleep_until};
 use super::socket::Socket;
 use crate::backoff::Backoff;
 use crate::cache::Cache;
-use crate::command::{Class, Command, settle};
+use crate::command::{Class, Command, Touches, settle};
 use crate::error::{Error, Result};
 use crate::options::Target;
 use crate::seal::Seal;
@@ -82,8 +82,10 @@ pub(super) struct Request {
 
 #[derive(Debug)]
 struct Pending {
-    /// `None`: a ping of the driver's own.
+    /// `None`: a request of the driver's own.
     request: Option<Request>,
+    /// What that does to the cache.
+    touches: Touches,
     replies: Vec<Reply>,
     replies_wanted: usize,
     /// Where it begins in everything that the connection sends.
@@ -136,6 +138,7 @@ impl Driver {
                 Ok(connected) => {
                     if let Some(cache) = &self.cache {
                         cache.open(sent);
+                        cache.serve_ahead(connected.reads_ahead);
                     }
                     socket = Some(connected);
                 }
@@ -204,6 +207,11 @@ impl Driver {
                     }
                     None => break,
                 }
+            }
+            if !state.ended
+                && let Err(error) = state.ask_ahead().and_then(|()| state.write(&socket))
+            {
+                return (state.end(), Some(error));
             }
             if state.ended && state.pending.is_empty() {
                 return (state.end(), None);
@@ -312,7 +320,7 @@ impl Serving {
         }
         let wanted = request.command.replies;
         let sealed = self.seal.seal(&request.command.bytes).map(Cow::into_owned);
-        self.append(sealed, wanted, Some(request))
+        self.append(sealed, wanted, Some(request), Touches::Nothing)
     }
 
     fn append(
@@ -320,6 +328,7 @@ impl Serving {
         sealed: Result<Vec<u8>>,
         replies_wanted: usize,
         request: Option<Request>,
+        touches: Touches,
     ) -> Result<()> {
         if self.out_at > 0 {
             self.out.drain(..self.out_at);
@@ -331,6 +340,7 @@ impl Serving {
         }
         self.pending.push_back(Pending {
             request,
+            touches,
             replies: Vec::new(),
             replies_wanted,
             begin: self.written + self.out.len() as u64,
@@ -401,8 +411,9 @@ impl Serving {
             self.renewed = self.renewed.max(pending.sent);
             cache.renew(pending.sent);
         }
-        if let Some(request) = pending.request {
-            answer(&self.cache, request, Ok(pending.replies));
+        match pending.request {
+            Some(request) => answer(&self.cache, request, Ok(pending.replies)),
+            None => settle(self.cache.as_deref(), &pending.touches, Some(&pending.replies)),
         }
         Ok(())
     }
@@ -428,7 +439,19 @@ impl Serving {
         if self.pending.is_empty() && now >= self.renewed + cache.heartbeat() {
             let ping = Command::read(&[b"PING"]);
             let sealed = self.seal.seal(&ping.bytes).map(Cow::into_owned);
-            return self.append(sealed, 1, None);
+            return self.append(sealed, 1, None, Touches::Nothing);
+        }
+        Ok(())
+    }
+
+    /// Asks for what is to be read ahead.
+    fn ask_ahead(&mut self) -> Result<()> {
+        while self.has_room()
+            && let Some(fetch) = self.cache.as_ref().and_then(|cache| cache.next_chunk())
+        {
+            let Command { bytes, touches, .. } = Command::chunk(fetch);
+            let sealed = self.seal.seal(&bytes).map(Cow::into_owned);
+            self.append(sealed, 1, None, touches)?;
         }
         Ok(())
     }

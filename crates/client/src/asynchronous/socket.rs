@@ -26,6 +26,8 @@ pub(super) struct Lost {
 pub(super) struct Socket {
     pub stream: TcpStream,
     pub wire: Wire,
+    /// The server can be read ahead.
+    pub reads_ahead: bool,
     /// A request was begun, and its replies have not arrived: the connection cannot be used.
     is_between: bool,
 }
@@ -44,10 +46,11 @@ impl Socket {
     async fn begin(target: &Target, tracks: bool) -> Result<Socket> {
         let stream = open(target).await?;
         stream.set_nodelay(true).map_err(|error| Error::broken(&error))?;
-        let mut socket = Socket { stream, wire: Wire::new(target)?, is_between: false };
+        let mut socket =
+            Socket { stream, wire: Wire::new(target)?, reads_ahead: false, is_between: false };
         let greeting = Greeting::new(&target.options, tracks);
         let replies = socket.run(&greeting.bytes, greeting.replies).await;
-        greeting.check(&replies.map_err(|lost| lost.error)?)?;
+        socket.reads_ahead = greeting.check(&replies.map_err(|lost| lost.error)?)?;
         Ok(socket)
     }
 

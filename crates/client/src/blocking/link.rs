@@ -193,6 +193,7 @@ impl Link {
         stream.set_read_timeout(Some(turn.max(Duration::from_millis(1)))).map_err(broken)?;
         // No read misses the cache before this; the greeting has turned tracking on.
         self.cache.open(sent);
+        self.cache.serve_ahead(socket.reads_ahead);
         let seal = socket.wire.seal.clone();
         *self.writer.lock().unwrap_or_else(PoisonError::into_inner) = Some(Writer { stream, seal });
         Ok(socket)
@@ -255,6 +256,9 @@ impl Link {
                     Err(_) => return,
                 }
             }
+            // The writer may be taken: then whoever has it gets a reply, after which this is tried
+            // again.
+            self.ask_ahead();
             let now = Instant::now();
             let front = {
                 let queue = self.queue();
@@ -307,6 +311,22 @@ impl Link {
         let (touches, back) = (Touches::Nothing, None);
         self.queue().pending.push_back(Pending { sent: Instant::now(), touches, back });
         self.write(&mut writer, &Command::read(&[b"PING"]).bytes);
+    }
+
+    /// Asks for what is to be read ahead, unless another thread is sending.
+    pub fn ask_ahead(&self) {
+        if !self.cache.wants_chunk() {
+            return;
+        }
+        let Ok(mut writer) = self.writer.try_lock() else { return };
+        while writer.is_some()
+            && self.queue().pending.len() < PENDING_MAX
+            && let Some(fetch) = self.cache.next_chunk()
+        {
+            let Command { bytes, touches, .. } = Command::chunk(fetch);
+            self.queue().pending.push_back(Pending { sent: Instant::now(), touches, back: None });
+            self.write(&mut writer, &bytes);
+        }
     }
 
     /// The link has ended.

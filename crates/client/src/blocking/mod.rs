@@ -53,9 +53,9 @@ pub use self::transaction::Transaction;
 use crate::backoff::Backoff;
 use crate::batch::WriteBatch;
 use crate::bounds::{KeyRange, prefix};
-use crate::cache::{Cache, CacheStats, Lookup};
+use crate::cache::{Cache, CacheStats, Lookup, Turn};
 use crate::command::{
-    Class, Command, Cursor, KEYS_MAX, count, ok, one, settle, value, values, written,
+    Class, Command, Cursor, KEYS_MAX, count, missed_value, ok, one, settle, value, values, written,
 };
 use crate::error::Result;
 use crate::options::{Options, Target};
@@ -100,7 +100,11 @@ impl Client {
         let cache = match target.options.cache_bytes {
             0 => None,
             bytes => {
-                let cache = Arc::new(Cache::new(bytes, target.options.staleness_max));
+                let cache = Arc::new(Cache::new(
+                    bytes,
+                    target.options.staleness_max,
+                    target.options.read_ahead,
+                ));
                 let link = Link::start(&target, &cache)?;
                 Some((cache, link))
             }
@@ -120,12 +124,31 @@ impl Client {
             return value(self.one(&Command::get(key))?);
         };
         match cache.get(key, Instant::now()) {
-            Lookup::Hit(found) => Ok(found),
+            Lookup::Hit(found) => {
+                if cache.wants_chunk() {
+                    link.ask_ahead();
+                }
+                Ok(found)
+            }
             Lookup::Miss(ticket) => {
-                let command = Command::get(key).filling(vec![(ticket, key.to_vec())]);
-                match link.ask(command, self.deadline())? {
-                    Some(reply) => value(reply),
-                    None => value(self.one(&Command::get(key))?),
+                let deadline = self.deadline();
+                let turn = cache.turn();
+                if let Turn::Wait(stretch) = turn
+                    && let Some(found) = cache.wait_for(stretch, key, deadline)
+                {
+                    return Ok(found);
+                }
+                let with_place = turn != Turn::Ask;
+                let asked = link.ask(Command::get_missed(with_place, ticket, key), deadline);
+                match asked {
+                    Ok(Some(reply)) => missed_value(reply),
+                    not_answered => {
+                        if with_place {
+                            cache.answered(None);
+                        }
+                        not_answered?;
+                        value(self.one(&Command::get(key))?)
+                    }
                 }
             }
         }

@@ -33,6 +33,8 @@ impl Lost {
 pub(super) struct Socket {
     pub stream: TcpStream,
     pub wire: Wire,
+    /// The server can be read ahead.
+    pub reads_ahead: bool,
     buffer: Box<[u8]>,
     timeout: Duration,
     /// Whether the kernel's timeouts are shorter than `timeout`, for the end of an earlier call.
@@ -50,6 +52,7 @@ impl Socket {
             let mut socket = Socket {
                 stream,
                 wire,
+                reads_ahead: false,
                 buffer: vec![0; BUFFER_BYTES].into(),
                 timeout: options.timeout,
                 is_short: true,
@@ -61,7 +64,7 @@ impl Socket {
             let replies = socket
                 .exchange(&greeting.bytes, greeting.replies, deadline)
                 .map_err(|lost| lost.error)?;
-            greeting.check(&replies)?;
+            socket.reads_ahead = greeting.check(&replies)?;
             Ok(socket)
         });
         connected.map_err(|error| target.cannot_connect(&error))

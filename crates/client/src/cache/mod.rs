@@ -8,9 +8,9 @@
 //! 2. The reply arrives on the link. [`Cache::fill`] stores it if the ticket is still good.
 //! 3. An invalidation, or a write of this client, [forgets](Cache::forget) the key, and makes the
 //!    tickets for it bad: a reply that the server made before the write must not be stored after
-//!    it. (A placeholder does the same in other clients. Here it is a number, one for each of
-//!    [`GENERATIONS`] groups of keys, that counts what was forgotten; so a read that never ends
-//!    leaves nothing.)
+//!    it. (A placeholder does the same in other clients. Here it is a time of the cache's own
+//!    clock, which counts what was forgotten; each of [`GENERATIONS`] groups of keys keeps the time
+//!    at which one of them was; so a read that never ends leaves nothing.)
 //! 4. When the link ends, [`Cache::close`] forgets everything and makes all tickets bad; nothing is
 //!    served until [`Cache::open`] says that a new link has tracking on.
 //!
@@ -19,17 +19,26 @@
 //! answered: the server had then sent all earlier invalidations, and they have arrived. The link
 //! sends a `PING` when it has nothing else to send.
 //!
+//! **Read-ahead** ([`ahead`]): values also come in stretches of the server's blob files, whose keys
+//! nobody has asked for. One ticket serves for a whole stretch ([`Cache::stamp`]): what was
+//! forgotten after it is not stored.
+//!
 //! Keys are spread over shards, each with a lock that is held for one operation.
 
+mod ahead;
 mod store;
 
 use std::hash::{BuildHasher, RandomState};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Condvar, LazyLock, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use resp::Reply;
 
+use tokio::sync::Notify;
+
+use self::ahead::{Arrival, Recogniser};
+pub(crate) use self::ahead::{CHUNK_BYTES, Chunk, Place, Turn};
 use self::store::Store;
 
 /// Groups of keys in each shard, whose tickets become bad together.
@@ -55,18 +64,60 @@ fn tag_of(hash: u64) -> u32 {
 #[derive(Debug)]
 struct Shard {
     store: Store,
-    generations: Box<[u32; GENERATIONS]>,
-    /// The number of times that everything was forgotten.
-    epoch: u64,
+    /// The times at which one of a group of keys was forgotten last.
+    generations: Box<[u64; GENERATIONS]>,
+    /// The time at which everything was forgotten last.
+    cleared: u64,
+}
+
+impl Shard {
+    /// Whether what was asked for at a time may be stored.
+    fn is_good(&self, hash: u64, asked: u64) -> bool {
+        asked >= self.generations[hash as usize % GENERATIONS] && asked >= self.cleared
+    }
 }
 
 /// Leave to store one reply; see [`Cache::get`].
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Ticket {
     hash: u64,
-    generation: u32,
-    epoch: u64,
+    asked: u64,
 }
+
+/// Leave to store a chunk of a stretch; see [`Cache::next_chunk`].
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Fetch {
+    pub chunk: Chunk,
+    asked: u64,
+}
+
+/// The read-ahead of a cache.
+#[derive(Debug)]
+struct Ahead {
+    recogniser: Mutex<Recogniser>,
+    /// The server of the present link knows the commands.
+    is_served: AtomicBool,
+    changed: Condvar,
+    notify: Notify,
+    /// How often reads that wait were woken.
+    looks: AtomicU64,
+    /// First uses of fetched values, and their bytes that are not in the credit yet.
+    uses: AtomicU64,
+    used_bytes: AtomicU64,
+    /// The number of uses at which the next stretch is due; `i64::MAX` for none.
+    due_at: AtomicI64,
+    /// The number of uses when the last one was due, or its stretch began.
+    due_before: AtomicI64,
+    /// A chunk may be asked for now.
+    is_wanted: AtomicBool,
+    /// Answers in a row without a place.
+    without_place: AtomicU32,
+    values: AtomicU64,
+}
+
+/// After so many answers without a place, only one of [`PLACE_SHARE`] reads asks for places.
+const WITHOUT_PLACE: u32 = 64;
+const PLACE_SHARE: u32 = 16;
 
 /// What [`Cache::get`] finds.
 #[derive(Debug)]
@@ -97,11 +148,23 @@ pub struct CacheStats {
     /// Bytes of memory that the cache uses for them; at most
     /// [`Options::cache`](crate::Options::cache).
     pub bytes_used: u64,
+    /// Stretches that were fetched by [read-ahead](crate::Options::read_ahead).
+    pub stretches: u64,
+    /// Values that they have brought, and those of them that were read.
+    pub values_ahead: u64,
+    /// See `values_ahead`.
+    pub values_ahead_used: u64,
+    /// Times that a read had to be sent to the server, or a stretch was asked for. The parts of a
+    /// stretch are asked for before the ones before them have arrived.
+    pub round_trips: u64,
 }
 
 #[derive(Debug)]
 pub(crate) struct Cache {
     shards: Box<[Mutex<Shard>]>,
+    /// Counts what was forgotten.
+    clock: AtomicU64,
+    ahead: Option<Ahead>,
     staleness_max: Duration,
     began: Instant,
     /// Whether there is a link.
@@ -115,15 +178,32 @@ pub(crate) struct Cache {
 }
 
 impl Cache {
-    /// An empty cache without a link, of at most `bytes`.
-    pub fn new(bytes: usize, staleness_max: Duration) -> Cache {
+    /// An empty cache without a link, of at most `bytes`, with stretches of at most
+    /// `stretch_bytes`; 0 is no read-ahead.
+    pub fn new(bytes: usize, staleness_max: Duration, stretch_bytes: usize) -> Cache {
         let shards = (bytes / SHARD_BYTES_MIN).clamp(1, SHARDS_MAX);
         let shard = || Shard {
             store: Store::new(bytes / shards),
             generations: Box::new([0; GENERATIONS]),
-            epoch: 0,
+            cleared: 0,
         };
+        let ahead = (stretch_bytes > 0).then(|| Ahead {
+            recogniser: Mutex::new(Recogniser::new(stretch_bytes, bytes)),
+            is_served: AtomicBool::new(false),
+            changed: Condvar::new(),
+            notify: Notify::new(),
+            looks: AtomicU64::new(0),
+            uses: AtomicU64::new(0),
+            used_bytes: AtomicU64::new(0),
+            due_at: AtomicI64::new(i64::MAX),
+            due_before: AtomicI64::new(0),
+            is_wanted: AtomicBool::new(false),
+            without_place: AtomicU32::new(0),
+            values: AtomicU64::new(0),
+        });
         Cache {
+            clock: AtomicU64::new(0),
+            ahead,
             shards: (0..shards).map(|_| Mutex::new(shard())).collect(),
             staleness_max,
             began: Instant::now(),
@@ -155,27 +235,56 @@ impl Cache {
         self.since_began_ns(now) < self.lease_until_ns.load(Ordering::Acquire)
     }
 
+    /// The present time of the cache's clock: what is forgotten from now on is later.
+    fn stamp(&self) -> u64 {
+        self.clock.load(Ordering::SeqCst)
+    }
+
+    fn tick(&self) -> u64 {
+        self.clock.fetch_add(1, Ordering::SeqCst) + 1
+    }
+
     /// Looks up a key.
     pub fn get(&self, key: &[u8], now: Instant) -> Lookup {
+        let found = self.look(key, now);
+        let counter = match found {
+            Lookup::Hit(_) => &self.hits,
+            Lookup::Miss(_) => &self.misses,
+        };
+        counter.fetch_add(1, Ordering::Relaxed);
+        found
+    }
+
+    /// Looks up a key again that was missed, after waiting for a stretch.
+    fn get_again(&self, key: &[u8], now: Instant) -> Lookup {
+        let found = self.look(key, now);
+        if let Lookup::Hit(_) = found {
+            self.misses.fetch_sub(1, Ordering::Relaxed);
+            self.hits.fetch_add(1, Ordering::Relaxed);
+        }
+        found
+    }
+
+    fn look(&self, key: &[u8], now: Instant) -> Lookup {
         let hash = hash(key);
         let mut shard = self.shard(hash);
         // Under the lock: `close` ends the lease first and then empties the shards.
         if self.is_serving(now)
-            && let Some(value) = shard.store.get(tag_of(hash), key)
+            && let Some((value, first)) = shard.store.read(tag_of(hash), key)
         {
-            self.hits.fetch_add(1, Ordering::Relaxed);
+            drop(shard);
+            if first && let Some(ahead) = &self.ahead {
+                ahead.used(value.as_ref().map_or(0, Vec::len));
+            }
             return Lookup::Hit(value);
         }
-        self.misses.fetch_add(1, Ordering::Relaxed);
-        let generation = shard.generations[hash as usize % GENERATIONS];
-        Lookup::Miss(Ticket { hash, generation, epoch: shard.epoch })
+        Lookup::Miss(Ticket { hash, asked: self.stamp() })
     }
 
     /// Stores a reply of the link, if its ticket is still good.
     pub fn fill(&self, ticket: Ticket, key: &[u8], value: Option<&[u8]>) {
         let mut shard = self.shard(ticket.hash);
-        let generation = shard.generations[ticket.hash as usize % GENERATIONS];
-        if ticket.generation == generation && ticket.epoch == shard.epoch {
+        if shard.is_good(ticket.hash, ticket.asked) {
             shard.store.insert(tag_of(ticket.hash), key, value);
         }
     }
@@ -184,8 +293,8 @@ impl Cache {
     pub fn forget(&self, key: &[u8]) {
         let hash = hash(key);
         let mut shard = self.shard(hash);
-        let generation = &mut shard.generations[hash as usize % GENERATIONS];
-        *generation = generation.wrapping_add(1);
+        let now = self.tick();
+        shard.generations[hash as usize % GENERATIONS] = now;
         shard.store.remove(tag_of(hash), key);
     }
 
@@ -194,7 +303,7 @@ impl Cache {
         self.clears.fetch_add(1, Ordering::Relaxed);
         for shard in &self.shards {
             let mut shard = shard.lock().unwrap_or_else(PoisonError::into_inner);
-            shard.epoch += 1;
+            shard.cleared = self.tick();
             shard.store.clear();
         }
     }
@@ -218,6 +327,7 @@ impl Cache {
         self.open.store(false, Ordering::Release);
         self.lease_until_ns.store(0, Ordering::Release);
         self.clear();
+        self.serve_ahead(false);
     }
 
     /// Whether a message of the server is an invalidation; does what it says.
@@ -251,8 +361,221 @@ impl Cache {
             stats.bytes_cached += shard.store.bytes_cached() as u64;
             stats.bytes_used += shard.store.bytes_used() as u64;
         }
+        stats.round_trips = stats.misses;
+        if let Some(ahead) = &self.ahead {
+            stats.stretches = ahead.recogniser().stretches;
+            stats.values_ahead = ahead.values.load(Ordering::Relaxed);
+            stats.values_ahead_used = ahead.uses.load(Ordering::Relaxed);
+            stats.round_trips += stats.stretches;
+        }
         stats
     }
+}
+
+/// A read waits for a stretch as long as something of it arrives within this time.
+const LOOK: Duration = Duration::from_millis(100);
+
+impl Ahead {
+    fn recogniser(&self) -> MutexGuard<'_, Recogniser> {
+        let mut recogniser = self.recogniser.lock().unwrap_or_else(PoisonError::into_inner);
+        match self.used_bytes.swap(0, Ordering::Relaxed) {
+            0 => {}
+            bytes => recogniser.used(bytes),
+        }
+        recogniser
+    }
+
+    fn used(&self, bytes: usize) {
+        self.used_bytes.fetch_add(bytes as u64, Ordering::Relaxed);
+        let uses = self.uses.fetch_add(1, Ordering::Relaxed) as i64 + 1;
+        let due = self.due_at.load(Ordering::Relaxed);
+        if uses >= due && self.due_at.swap(i64::MAX, Ordering::Relaxed) != i64::MAX {
+            self.due_before.store(due, Ordering::Relaxed);
+            self.recogniser().due();
+            self.is_wanted.store(true, Ordering::Release);
+        }
+    }
+
+    /// Wakes the reads that wait.
+    fn look(&self) {
+        // Under the lock: a thread that has not seen it is not asleep yet.
+        let recogniser = self.recogniser();
+        self.looks.fetch_add(1, Ordering::Release);
+        drop(recogniser);
+        self.changed.notify_all();
+        self.notify.notify_waiters();
+    }
+}
+
+/// Read-ahead.
+impl Cache {
+    /// The server of the link that was opened knows the commands, or not.
+    pub fn serve_ahead(&self, is_served: bool) {
+        let Some(ahead) = &self.ahead else { return };
+        let mut recogniser = ahead.recogniser();
+        ahead.is_served.store(is_served, Ordering::Release);
+        ahead.is_wanted.store(false, Ordering::Release);
+        ahead.due_at.store(i64::MAX, Ordering::Relaxed);
+        recogniser.reset();
+        drop(recogniser);
+        ahead.look();
+    }
+
+    /// What a read does that was not answered.
+    pub fn turn(&self) -> Turn {
+        let Some(ahead) = self.ahead.as_ref().filter(|it| it.is_served.load(Ordering::Acquire))
+        else {
+            return Turn::Ask;
+        };
+        let without = &ahead.without_place;
+        if without.load(Ordering::Relaxed) >= WITHOUT_PLACE
+            && !without.fetch_add(1, Ordering::Relaxed).is_multiple_of(PLACE_SHARE)
+        {
+            return Turn::Ask;
+        }
+        ahead.recogniser().turn()
+    }
+
+    /// Waits, as a thread, as long as a stretch is on its way and has not brought the key.
+    pub fn wait_for(&self, stretch: u64, key: &[u8], deadline: Instant) -> Option<Option<Vec<u8>>> {
+        let ahead = self.ahead.as_ref()?;
+        let mut recogniser = ahead.recogniser();
+        let mut is_stuck = false;
+        let found = loop {
+            let is_coming = recogniser.is_coming(stretch);
+            let looks = ahead.looks.load(Ordering::Acquire);
+            drop(recogniser);
+            let now = Instant::now();
+            match self.get_again(key, now) {
+                Lookup::Hit(value) => break Some(value),
+                Lookup::Miss(_) if !is_coming || is_stuck || now >= deadline => break None,
+                Lookup::Miss(_) => {}
+            }
+            recogniser = ahead.recogniser();
+            if looks == ahead.looks.load(Ordering::Acquire) {
+                let waited = ahead.changed.wait_timeout(recogniser, LOOK);
+                let (again, waited) = waited.unwrap_or_else(PoisonError::into_inner);
+                (recogniser, is_stuck) = (again, waited.timed_out());
+            }
+        };
+        ahead.recogniser().waited(found.is_some());
+        found
+    }
+
+    /// The same as a task.
+    pub async fn wait_for_as_task(
+        &self,
+        stretch: u64,
+        key: &[u8],
+        deadline: Instant,
+    ) -> Option<Option<Vec<u8>>> {
+        let ahead = self.ahead.as_ref()?;
+        let mut is_stuck = false;
+        let found = loop {
+            // It is told of what changes from now on.
+            let changed = ahead.notify.notified();
+            let is_coming = ahead.recogniser().is_coming(stretch);
+            let now = Instant::now();
+            match self.get_again(key, now) {
+                Lookup::Hit(value) => break Some(value),
+                Lookup::Miss(_) if !is_coming || is_stuck || now >= deadline => break None,
+                Lookup::Miss(_) => {}
+            }
+            is_stuck = tokio::time::timeout(LOOK, changed).await.is_err();
+        };
+        ahead.recogniser().waited(found.is_some());
+        found
+    }
+
+    /// A read of a place was answered, or has failed.
+    pub fn answered(&self, found: Option<(Option<Place>, usize)>) {
+        let Some(ahead) = &self.ahead else { return };
+        match found {
+            Some((None, _)) => {
+                ahead.without_place.fetch_add(1, Ordering::Relaxed);
+            }
+            Some((Some(_), _)) => ahead.without_place.store(0, Ordering::Relaxed),
+            None => {}
+        }
+        let mut recogniser = ahead.recogniser();
+        let before = recogniser.stretches;
+        recogniser.answered(found.and_then(|(place, bytes)| Some((place?, bytes))));
+        if recogniser.stretches != before {
+            ahead.due_before.store(ahead.uses.load(Ordering::Relaxed) as i64, Ordering::Relaxed);
+        }
+        drop(recogniser);
+        ahead.is_wanted.store(true, Ordering::Release);
+        // Reads that wait whether this one begins a stretch.
+        ahead.look();
+    }
+
+    /// Whether there may be a chunk to ask for.
+    #[inline]
+    pub fn wants_chunk(&self) -> bool {
+        self.ahead.as_ref().is_some_and(|ahead| ahead.is_wanted.load(Ordering::Acquire))
+    }
+
+    /// The next chunk that is to be asked for on the link now.
+    pub fn next_chunk(&self) -> Option<Fetch> {
+        let ahead = self.ahead.as_ref().filter(|_| self.wants_chunk())?;
+        // Before the request is sent: a write that is forgotten later may be newer than the reply.
+        let asked = self.stamp();
+        let mut recogniser = ahead.recogniser();
+        match recogniser.next() {
+            Some(chunk) => Some(Fetch { chunk, asked }),
+            None => {
+                ahead.is_wanted.store(false, Ordering::Release);
+                None
+            }
+        }
+    }
+
+    /// A chunk has arrived on the link: the reply to `MR.STRETCH`. Stores what is still good.
+    pub fn fill_chunk(&self, fetch: Fetch, reply: &Reply) {
+        let Some(ahead) = &self.ahead else { return };
+        let Reply::Array(words) = reply else {
+            // The server cannot serve it now. Reads go on without.
+            ahead.recogniser().refused();
+            return ahead.look();
+        };
+        let mut records = 0;
+        for frame in words.iter().skip(1).filter_map(Reply::as_bytes) {
+            let mut rest = frame;
+            while let Some((key, value, after)) = record(rest) {
+                let hash = hash(key);
+                let mut shard = self.shard(hash);
+                if shard.is_good(hash, fetch.asked) {
+                    shard.store.insert_ahead(tag_of(hash), key, value);
+                }
+                records += 1;
+                rest = after;
+            }
+        }
+        ahead.values.fetch_add(records as u64, Ordering::Relaxed);
+        let has_more = matches!(words.first(), Some(Reply::Integer(next)) if *next > 0);
+        let mut recogniser = ahead.recogniser();
+        let Arrival { look, next_after } = recogniser.arrived(fetch.chunk, records, has_more);
+        drop(recogniser);
+        if let Some(after) = next_after {
+            let before = ahead.due_before.load(Ordering::Relaxed);
+            ahead.due_at.store(before + after, Ordering::Relaxed);
+        }
+        ahead.is_wanted.store(true, Ordering::Release);
+        if look {
+            ahead.look();
+        }
+    }
+}
+
+/// The first record of a frame: its key, its value, and what follows.
+fn record(frame: &[u8]) -> Option<(&[u8], &[u8], &[u8])> {
+    let (header, rest) = frame.split_first_chunk::<16>()?;
+    let [a, b, c, d, e, f, g, h, ..] = *header;
+    let (key_len, value_len) =
+        (u32::from_le_bytes([a, b, c, d]) as usize, u32::from_le_bytes([e, f, g, h]) as usize);
+    let (key, rest) = rest.split_at_checked(key_len)?;
+    let (value, rest) = rest.split_at_checked(value_len)?;
+    Some((key, value, rest))
 }
 
 #[cfg(test)]
@@ -262,7 +585,7 @@ mod tests {
     const LONG: Duration = Duration::from_secs(60);
 
     fn open(staleness_max: Duration) -> Cache {
-        let cache = Cache::new(1 << 20, staleness_max);
+        let cache = Cache::new(1 << 20, staleness_max, 0);
         cache.open(Instant::now());
         cache
     }
@@ -361,10 +684,111 @@ mod tests {
         miss(&cache, b"a");
     }
 
+    fn frame(entries: &[(&[u8], &[u8])]) -> Vec<u8> {
+        let mut frame = Vec::new();
+        for (key, value) in entries {
+            frame.extend((key.len() as u32).to_le_bytes());
+            frame.extend((value.len() as u32).to_le_bytes());
+            frame.extend(77_u64.to_le_bytes());
+            frame.extend_from_slice(key);
+            frame.extend_from_slice(value);
+        }
+        frame
+    }
+
+    fn reading_ahead() -> Cache {
+        let cache = Cache::new(64 << 20, LONG, 1 << 20);
+        cache.open(Instant::now());
+        cache.serve_ahead(true);
+        for n in 0..2 {
+            cache.answered(Some((Some(Place { file: 5, offset: n * 4096 }), 4096)));
+        }
+        cache
+    }
+
+    #[test]
+    fn a_stretch_is_stored_but_for_what_was_forgotten_since_it_was_asked_for() {
+        let cache = reading_ahead();
+        let fetch = cache.next_chunk().unwrap();
+        assert_eq!((fetch.chunk.file, fetch.chunk.from), (5, 0));
+        cache.fill(miss(&cache, b"cached"), b"cached", Some(b"1"));
+        // This client has written one key; of another one an invalidation has come.
+        cache.forget(b"written");
+        cache.pushed(&invalidate(&["told"]));
+        let entries: [(&[u8], &[u8]); 4] =
+            [(b"written", b"old"), (b"fresh", b"2"), (b"told", b"old"), (b"cached", b"1")];
+        let words = [Reply::Integer(262_144), Reply::Bulk(frame(&entries))];
+        cache.fill_chunk(fetch, &Reply::Array(words.to_vec()));
+        assert_eq!(hit(&cache, b"fresh"), Some(b"2".to_vec()));
+        assert_eq!(hit(&cache, b"cached"), Some(b"1".to_vec()));
+        miss(&cache, b"written");
+        miss(&cache, b"told");
+        let stats = cache.stats();
+        assert_eq!((stats.values_ahead, stats.values_ahead_used, stats.stretches), (4, 1, 1));
+    }
+
+    #[test]
+    fn a_stretch_that_was_asked_for_before_everything_was_dropped_is_not_stored() {
+        for close in [false, true] {
+            let cache = reading_ahead();
+            let fetch = cache.next_chunk().unwrap();
+            match close {
+                true => cache.close(),
+                false => cache.clear(),
+            }
+            cache.open(Instant::now());
+            let words = vec![Reply::Integer(0), Reply::Bulk(frame(&[(b"k", b"old")]))];
+            cache.fill_chunk(fetch, &Reply::Array(words));
+            miss(&cache, b"k");
+        }
+    }
+
+    #[test]
+    fn replies_that_are_no_stretch_end_the_read_ahead_or_bring_nothing() {
+        let cache = reading_ahead();
+        let fetch = cache.next_chunk().unwrap();
+        let mut torn = frame(&[(b"a", b"1"), (b"b", b"2")]);
+        torn.truncate(torn.len() - 1);
+        let lying = [u32::MAX.to_le_bytes(), u32::MAX.to_le_bytes(), [0; 4], [0; 4]].concat();
+        let words = vec![Reply::Null, Reply::Bulk(torn), Reply::Bulk(lying), Reply::Integer(3)];
+        cache.fill_chunk(fetch, &Reply::Array(words));
+        assert_eq!(hit(&cache, b"a"), Some(b"1".to_vec()));
+        miss(&cache, b"b");
+        assert_eq!(cache.turn(), Turn::AskPlace);
+        let fetch = Fetch { chunk: fetch.chunk, asked: fetch.asked };
+        cache.fill_chunk(fetch, &Reply::Error(b"ERR unknown command".to_vec()));
+        assert!(cache.next_chunk().is_none());
+        // Only what plain reads earn is spent from now on.
+        cache.answered(Some((Some(Place { file: 5, offset: 1 << 20 }), 4096)));
+        assert!(cache.next_chunk().is_none());
+    }
+
+    #[test]
+    fn a_thread_that_waits_for_a_stretch_finds_its_key_or_stops_waiting() {
+        let cache = reading_ahead();
+        for n in 0..10 {
+            cache.answered(Some((Some(Place { file: 5, offset: n * 4096 }), 4096)));
+        }
+        let fetch = cache.next_chunk().unwrap();
+        let Turn::Wait(stretch) = cache.turn() else { panic!("it is on its way") };
+        miss(&cache, b"k");
+        std::thread::scope(|scope| {
+            let far = Instant::now() + LONG;
+            let cache = &cache;
+            let found = scope.spawn(move || cache.wait_for(stretch, b"k", far));
+            let lost = scope.spawn(move || cache.wait_for(stretch, b"other", far));
+            let words = vec![Reply::Integer(0), Reply::Bulk(frame(&[(b"k", b"1")]))];
+            cache.fill_chunk(fetch, &Reply::Array(words));
+            assert_eq!(found.join().unwrap(), Some(Some(b"1".to_vec())));
+            assert_eq!(lost.join().unwrap(), None);
+        });
+        assert_eq!((cache.stats().hits, cache.stats().misses), (1, 0));
+    }
+
     #[test]
     fn memory_stays_within_the_budget() {
         for bytes in [BYTES_MIN, 300_000, 10 << 20, 100 << 20] {
-            let cache = Cache::new(bytes, LONG);
+            let cache = Cache::new(bytes, LONG, 0);
             cache.open(Instant::now());
             for n in 0_u32..20_000 {
                 let key = n.to_be_bytes();

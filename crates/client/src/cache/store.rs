@@ -28,7 +28,9 @@ const SLOTS_MIN: usize = 32;
 const SLOT_BYTES: usize = size_of::<Slot>();
 
 /// The key has no value: the server has said so.
-const ABSENT: u32 = (1 << 30) - 1;
+const ABSENT: u32 = (1 << 29) - 1;
+/// It was fetched with others, and not read since.
+const AHEAD: u32 = 1 << 29;
 /// Read since it was written.
 const VISITED: u32 = 1 << 30;
 /// Not in the index any more.
@@ -91,6 +93,7 @@ impl Header {
         Header { key_len: key_len.into(), word }
     }
 
+    /// `None`: the key has no value.
     fn value_len(self) -> Option<usize> {
         (self.word & LENGTH != ABSENT).then_some((self.word & LENGTH) as usize)
     }
@@ -140,14 +143,33 @@ impl Store {
     }
 
     /// What is known of a key: `None` is nothing, `Some(None)` that it has no value.
+    #[cfg(test)]
     pub fn get(&mut self, tag: u32, key: &[u8]) -> Option<Option<Vec<u8>>> {
+        self.read(tag, key).map(|(value, _)| value)
+    }
+
+    /// The same, and whether this is the first read of an entry that was fetched with others.
+    pub fn read(&mut self, tag: u32, key: &[u8]) -> Option<(Option<Vec<u8>>, bool)> {
         let at = self.slots[self.find(tag, key)?].at;
         let (number, offset) = self.place(at);
         let bytes = &mut self.segments[number].as_mut()?.bytes;
-        bytes[offset + 3] |= (VISITED >> 24) as u8;
         let header = Header::read(&bytes[offset..]);
+        let first = header.word & AHEAD != 0;
+        // The first read of what was fetched early shows no more than that it was right to fetch
+        // it.
+        match first {
+            true => bytes[offset + 3] &= !((AHEAD >> 24) as u8),
+            false => bytes[offset + 3] |= (VISITED >> 24) as u8,
+        }
         let value = offset + HEADER_BYTES + header.key_len;
-        Some(header.value_len().map(|len| bytes[value..value + len].to_vec()))
+        Some((header.value_len().map(|len| bytes[value..value + len].to_vec()), first))
+    }
+
+    /// Adds a value that was fetched with others, unless the key is there.
+    pub fn insert_ahead(&mut self, tag: u32, key: &[u8], value: &[u8]) {
+        if value.len() < ABSENT as usize && self.find(tag, key).is_none() {
+            self.append(tag, key, value.len() as u32 | AHEAD, Some(value));
+        }
     }
 
     /// Sets what is known of a key. An entry that is too large is left out, and forgotten.
@@ -563,6 +585,7 @@ mod tests {
     enum Step {
         Put(u16, u16),
         Absent(u16),
+        Ahead(u16, u16),
         Get(u16),
         Remove(u16),
         Clear,
@@ -575,6 +598,7 @@ mod tests {
                 20 => (key.clone(), prop_oneof![9 => 0..300_u16, 1 => 0..9000_u16])
                     .prop_map(|(key, len)| Step::Put(key, len)),
                 3 => key.clone().prop_map(Step::Absent),
+                10 => (key.clone(), 0..300_u16).prop_map(|(key, len)| Step::Ahead(key, len)),
                 20 => key.clone().prop_map(Step::Get),
                 10 => key.prop_map(Step::Remove),
                 1 => Just(Step::Clear),
@@ -599,6 +623,20 @@ mod tests {
                     Step::Absent(key) => {
                         put(&mut store, &key.to_be_bytes(), None);
                         model.insert(key, None);
+                    }
+                    // A fetched value is as new as what is there; of a key that is not there, as
+                    // new as the model.
+                    Step::Ahead(key, len) => {
+                        let key_bytes = key.to_be_bytes();
+                        let value = vec![n as u8; len.into()];
+                        if store.find(tag(&key_bytes), &key_bytes).is_none() {
+                            model.insert(key, Some(value.clone()));
+                        }
+                        store.insert_ahead(tag(&key_bytes), &key_bytes, &value);
+                        let again = store.read(tag(&key_bytes), &key_bytes);
+                        prop_assert_eq!(again.as_ref().map(|(value, _)| value), model.get(&key));
+                        let first = store.read(tag(&key_bytes), &key_bytes);
+                        prop_assert!(first.is_none_or(|(_, first)| !first));
                     }
                     Step::Get(key) => {
                         let key_bytes = key.to_be_bytes();

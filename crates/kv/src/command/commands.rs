@@ -66,6 +66,8 @@ pub enum Command<'a> {
     Exists(Args<'a>),
     /// `MR.RANGE`.
     Range(RangeQuery<'a>),
+    /// `MR.STRETCH`.
+    Stretch(StretchQuery),
     /// `PING`, with the message to return.
     Ping(Option<&'a [u8]>),
     /// `QUIT`.
@@ -176,6 +178,7 @@ impl Command<'_> {
             | Self::MGet(_)
             | Self::Exists(_)
             | Self::Range(_)
+            | Self::Stretch(_)
             | Self::Keys(_)
             | Self::Scan(_)
             | Self::RandomKey
@@ -226,6 +229,7 @@ impl Command<'_> {
         match self {
             Self::Echo(message) | Self::Ping(Some(message)) => message.len(),
             Self::Scan(_) => SCAN_BYTES_MAX,
+            Self::Stretch(query) => query.bytes,
             // Its keys, while they are looked up.
             Self::MGet(keys) | Self::Exists(keys) => {
                 keys.iter().map(<[u8]>::len).sum::<usize>() + keys.len() * KEY_BYTES
@@ -257,6 +261,8 @@ const LIST_BYTES: usize = 64 * 1024;
 pub enum Ask {
     /// `GET`: the value.
     Value,
+    /// `MR.GET`: where it is in the blob files, and the value.
+    Placed,
     /// `STRLEN`.
     Length,
     /// `GETRANGE` and `SUBSTR`: bytes from a first to a last position; negative ones count from the
@@ -283,6 +289,24 @@ pub enum Ask {
     Type,
     /// `TTL` and its kin.
     TimeToLive(TimeToLive),
+}
+
+/// `MR.STRETCH`: the records that begin in a part of a blob file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StretchQuery {
+    /// The number of the file.
+    pub file: u64,
+    /// The first byte.
+    pub from: u64,
+    /// The number of bytes, at most [`StretchQuery::BYTES_MAX`].
+    pub bytes: usize,
+}
+
+impl StretchQuery {
+    /// Bytes of a file that one command can ask for.
+    pub const BYTES_MAX: usize = 256 << 10;
+    /// The longest frame of a reply; a record that does not fit is left out.
+    pub const FRAME_BYTES_MAX: usize = 64 << 10;
 }
 
 /// How a command asks for the end of a key.

@@ -5,7 +5,8 @@ use resp::{Protocol, parse_i64};
 use crate::command::args::Args;
 use crate::command::commands::{
     Ask, CHANNEL, ClientCommand, ClientFilter, ClientType, Command, Debug, Hello, Library,
-    ListFilter, Login, NameFilter, ReplyMode, Scan, SlowLogCommand, TrackingRequest, WriteCommand,
+    ListFilter, Login, NameFilter, ReplyMode, Scan, SlowLogCommand, StretchQuery, TrackingRequest,
+    WriteCommand,
 };
 use crate::command::help;
 use crate::command::operation::{Condition, ExpireIf, Operation, PutReply, Transfer, When};
@@ -150,6 +151,15 @@ pub(super) fn set(args: Args<'_>) -> Result<WriteCommand<'_>, Refusal<'_>> {
 
 pub(super) fn integer(word: &[u8]) -> Result<i64, Refusal<'_>> {
     parse_i64(word).ok_or(Refusal::NOT_AN_INTEGER)
+}
+
+pub(super) fn stretch(args: Args<'_>) -> Result<StretchQuery, Refusal<'_>> {
+    let number = |at: usize| match u64::try_from(integer(args.get(at))?) {
+        Ok(number) => Ok(number),
+        Err(_) => Err(Refusal::Text("ERR file, from and bytes must not be negative")),
+    };
+    let bytes = usize::try_from(number(3)?).unwrap_or(usize::MAX).min(StretchQuery::BYTES_MAX);
+    Ok(StretchQuery { file: number(1)?, from: number(2)?, bytes })
 }
 
 pub(super) fn auth(args: Args<'_>) -> Result<Command<'_>, Refusal<'_>> {

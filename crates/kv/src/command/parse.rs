@@ -21,7 +21,8 @@ use crate::command::options::{
     auth, client_caching, client_kill, client_list, client_name, client_no_evict, client_no_touch,
     client_pause, client_reply, client_set_info, client_tracking, client_unblock, command_list,
     copy, debug, expire, get_until, hello, integer, memory_usage, move_key, range, range_ends,
-    restore, scan, select, set, set_until, shutdown, slow_log_get, subscribe, swap_databases,
+    restore, scan, select, set, set_until, shutdown, slow_log_get, stretch, subscribe,
+    swap_databases,
 };
 use crate::command::refusal::Refusal;
 use crate::command::said::{self, Said};
@@ -249,7 +250,10 @@ fn parse_options<'a>(args: Args<'a>, spec: &'static Spec) -> Result<Command<'a>,
         CommandId::Keys => Ok(Command::Keys(args.get(1))),
         CommandId::Lastsave => Ok(Command::LastSave),
         CommandId::Mget => Ok(Command::MGet(args.from(1))),
+        CommandId::MrGet => one(Ask::Placed),
+        CommandId::MrInfo => Ok(Command::Say(Said::Extensions)),
         CommandId::MrRange => Ok(Command::Range(range(args)?)),
+        CommandId::MrStretch => Ok(Command::Stretch(stretch(args)?)),
         CommandId::Multi => Ok(Command::Transaction(Transaction::Multi)),
         CommandId::Ping if args.len() > 2 => Err(Refusal::WrongCount(spec.name)),
         CommandId::Ping => Ok(Command::Ping((args.len() > 1).then(|| args.get(1)))),

@@ -4,6 +4,7 @@
 use resp::Writer;
 
 use crate::command::args::Args;
+use crate::command::commands::StretchQuery;
 use crate::command::dump;
 use crate::command::help;
 use crate::command::refusal::Refusal;
@@ -13,6 +14,8 @@ use crate::command::refusal::Refusal;
 pub enum Said {
     Ok,
     Integer(i64),
+    /// `MR.INFO`.
+    Extensions,
     /// An empty array.
     Nothing,
     /// An empty map.
@@ -26,6 +29,9 @@ pub enum Said {
     /// `FUNCTION DUMP` without functions.
     NoFunctionsDumped,
 }
+
+/// The version of the `MR` commands. A later one has all of an earlier one's commands and replies.
+const EXTENSIONS_VERSION: i64 = 1;
 
 /// `LATENCY DOCTOR`.
 pub(crate) const LATENCY: &str = "Latency is not sampled here: latency-monitor-threshold is 0. SLOWLOG has slow commands, \
@@ -44,6 +50,18 @@ impl Said {
         match self {
             Self::Ok => writer.ok(),
             Self::Integer(value) => writer.integer(value),
+            Self::Extensions => {
+                let facts = [
+                    ("version", EXTENSIONS_VERSION),
+                    ("stretch-bytes-max", StretchQuery::BYTES_MAX as i64),
+                    ("frame-bytes-max", StretchQuery::FRAME_BYTES_MAX as i64),
+                ];
+                writer.map(facts.len());
+                for (name, value) in facts {
+                    writer.bulk(name.as_bytes());
+                    writer.integer(value);
+                }
+            }
             Self::Nothing => writer.array(0),
             Self::NoEntries => writer.map(0),
             Self::Text(text) => writer.verbatim(b"txt", text.as_bytes()),

@@ -1041,6 +1041,14 @@ pub static TABLE: &[Spec] = &[
     .costs("O(N) with N keys in the range, to count them")
     .flags(REMOVE, &["@keyspace", "@write", "@slow"])
     .takes(&[Argument::new("start", "string"), Argument::new("end", "string")]),
+    Spec::new(CommandId::MrGet, "mr.get", 2, "string", "Reads a value, and where it is stored")
+        .since("0.1.0")
+        .flags(READ_FAST, &["@read", "@string", "@fast"])
+        .one_key(ACCESS)
+        .takes(&[KEY]),
+    Spec::new(CommandId::MrInfo, "mr.info", 1, "connection", "The version of the MR commands")
+        .since("0.1.0")
+        .flags(&["loading", "stale", "fast"], &["@fast", "@connection"]),
     Spec::new(
         CommandId::MrRange,
         "mr.range",
@@ -1057,6 +1065,21 @@ pub static TABLE: &[Spec] = &[
         Argument::word("reverse", "REVERSE").flagged(OPTIONAL),
         Argument::new("limit", "integer").after("LIMIT").flagged(OPTIONAL),
         Argument::word("novalues", "NOVALUES").flagged(OPTIONAL),
+    ]),
+    Spec::new(
+        CommandId::MrStretch,
+        "mr.stretch",
+        4,
+        "generic",
+        "Reads the present keys and values of a part of a blob file, in the order of their writes",
+    )
+    .since("0.1.0")
+    .costs("O(N) with N bytes")
+    .flags(READ, &["@keyspace", "@read", "@slow"])
+    .takes(&[
+        Argument::new("file", "integer"),
+        Argument::new("from", "integer"),
+        Argument::new("bytes", "integer"),
     ]),
     Spec::new(CommandId::Mset, "mset", -3, "string", "Sets several values at once")
         .since("1.0.1")

@@ -31,6 +31,7 @@ use crate::core::slow_log::Noted;
 use crate::core::state::CoreState;
 use crate::read::small::{self, ScanOrder};
 use crate::read::stream::{RangeStream, Stream};
+use crate::read::stretch;
 use crate::read::walk::Walk;
 use crate::settings::Settings;
 
@@ -547,6 +548,14 @@ impl Session {
             }
             Command::Keys(pattern) => {
                 self.walk(Walk::matching(&self.state, Some(pattern)), false, None);
+            }
+            Command::Stretch(query) => {
+                let (state, client, protocol) =
+                    (self.state.clone(), self.client.clone(), self.protocol);
+                let enters = client.tracking.enters_keys();
+                self.small(Length::Long, async move {
+                    stretch::read(&state, &client, query, enters, protocol).await.into()
+                });
             }
             Command::Range(query) => {
                 self.walk(Walk::range(&self.state, &query), query.values, query.limit);

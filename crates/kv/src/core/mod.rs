@@ -18,5 +18,6 @@ pub(crate) mod secured;
 pub(crate) mod slow_log;
 pub(crate) mod state;
 mod tracked_keys;
+pub(crate) mod tracked_stretches;
 pub(crate) mod tracking;
 pub(crate) mod writes;

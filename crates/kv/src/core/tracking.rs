@@ -30,6 +30,7 @@ use crate::client::registry::Client;
 use crate::client::tracking::{Named, Tracked, write_invalidation};
 use crate::core::state::CoreState;
 use crate::core::tracked_keys::TrackedKeys;
+use crate::core::tracked_stretches::TrackedStretches;
 use crate::shard::announce::Written;
 use crate::shard::delete_range::KeyRange;
 
@@ -50,6 +51,8 @@ const MANY_PREFIXES: &str = "ERR too many prefixes are tracked";
 /// The tracked connections of one core.
 pub(crate) struct Tracking {
     table: RefCell<TrackedKeys>,
+    /// The keys of stretches of blob files that connections have read.
+    stretches: RefCell<TrackedStretches>,
     prefixes: RefCell<Prefixes>,
     /// The connections that are tracked, or were and have not ended.
     known: RefCell<BTreeSet<u64>>,
@@ -136,6 +139,8 @@ pub(crate) struct TrackingStats {
     pub clients: usize,
     pub keys: usize,
     pub items: usize,
+    /// Keys of stretches, counted once for each connection.
+    pub stretch_keys: usize,
     pub prefixes: usize,
     pub bytes: usize,
     pub pushes_bytes: usize,
@@ -145,6 +150,7 @@ impl Tracking {
     pub fn new(seed: u64, keys_max: usize) -> Self {
         Self {
             table: RefCell::new(TrackedKeys::new(seed)),
+            stretches: RefCell::new(TrackedStretches::new(seed)),
             prefixes: RefCell::default(),
             known: RefCell::default(),
             keys_max: Cell::new(keys_max),
@@ -155,12 +161,13 @@ impl Tracking {
 
     /// Whether a connection is to be told of a key.
     pub fn has(&self, key: &[u8], client: u64) -> bool {
-        self.table.borrow().has(key, client)
+        self.table.borrow().has(key, client) || self.stretches.borrow().has(key, client)
     }
 
     /// A connection is no longer to be told of a key; false if it was not.
     pub fn forget(&self, key: &[u8], client: u64) -> bool {
-        self.table.borrow_mut().leave(key, client)
+        let of_stretch = self.stretches.borrow_mut().leave(key, client);
+        self.table.borrow_mut().leave(key, client) || of_stretch
     }
 }
 
@@ -188,6 +195,7 @@ impl CoreState {
 
     /// Ends the tracking of a connection.
     pub(crate) fn end_tracking(&self, client: &Client) {
+        self.tracking.stretches.borrow_mut().end(client.id);
         let Some(tracked) = client.tracking.end() else { return };
         let mut prefixes = self.tracking.prefixes.borrow_mut();
         tracked.prefixes.iter().for_each(|prefix| prefixes.remove(prefix, client.id));
@@ -209,6 +217,40 @@ impl CoreState {
     pub(crate) fn enter_key(self: &Rc<Self>, client: u64, key: &[u8]) {
         self.tracking.table.borrow_mut().enter(key, client);
         self.evict(EVICTED_BY_READ);
+    }
+
+    /// Enters the keys of a stretch that a connection is about to look up; false if too many other
+    /// connections have stretches. If there is no room for them, the connection with the most is
+    /// told to drop everything.
+    pub(crate) fn enter_stretch(self: &Rc<Self>, client: u64, keys: &[&[u8]]) -> bool {
+        if self.clients.get(client).is_none() {
+            // It has ended; nobody gets the reply.
+            return true;
+        }
+        let stretches = &self.tracking.stretches;
+        if !stretches.borrow_mut().enter(client, keys) {
+            return false;
+        }
+        while stretches.borrow().bytes() > self.node.settings().tracking_bytes_max {
+            let Some(largest) = stretches.borrow_mut().end_largest() else { break };
+            if !lsm::mutant("stretches_without_room_are_not_invalidated") {
+                self.tell_all([largest]);
+            }
+        }
+        true
+    }
+
+    /// Tells connections that everything is invalid.
+    fn tell_all(self: &Rc<Self>, ids: impl IntoIterator<Item = u64>) {
+        let mut elsewhere = Elsewhere::default();
+        for client in ids.into_iter().filter_map(|id| self.clients.get(id)) {
+            self.tell(&client, Named::All, &mut elsewhere);
+        }
+        if !elsewhere.0.is_empty() {
+            let state = self.clone();
+            self.core
+                .spawn(Class::Foreground, async move { state.send_elsewhere(elsewhere).await });
+        }
     }
 
     /// The largest number of keys of this core's table.
@@ -268,13 +310,14 @@ impl CoreState {
     pub(crate) fn tracking_stats(&self) -> TrackingStats {
         let tracking = &self.tracking;
         let is_on = |id: &&u64| self.clients.get(**id).is_some_and(|one| one.tracking.is_on());
-        let table = tracking.table.borrow();
+        let (table, stretches) = (tracking.table.borrow(), tracking.stretches.borrow());
         TrackingStats {
             clients: tracking.known.borrow().iter().filter(is_on).count(),
             keys: table.len(),
             items: table.items(),
+            stretch_keys: stretches.len(),
             prefixes: tracking.prefixes.borrow().clients.len(),
-            bytes: table.bytes() + tracking.prefixes.borrow().bytes,
+            bytes: table.bytes() + stretches.bytes() + tracking.prefixes.borrow().bytes,
             pushes_bytes: tracking.pushes.get(),
         }
     }
@@ -303,6 +346,7 @@ impl CoreState {
                 Written::Range(range) => self.hear_range(&range, &mut elsewhere).await,
                 Written::All(author) => {
                     self.tracking.table.borrow_mut().clear();
+                    self.tracking.stretches.borrow_mut().clear();
                     let known: Vec<u64> = self.tracking.known.borrow().iter().copied().collect();
                     for (count, id) in known.into_iter().enumerate() {
                         if let Some(client) = self.clients.get(id)
@@ -358,6 +402,16 @@ impl CoreState {
             clients.remove(at);
             table.enter(key, author);
         }
+        drop(table);
+        let mut stretches = self.tracking.stretches.borrow_mut();
+        for id in stretches.take(key) {
+            let tells_itself = |client: Rc<Client>| client.tracking.tells_itself(author);
+            if id == author && self.clients.get(author).is_some_and(tells_itself) {
+                stretches.enter(author, &[key]);
+            } else if !clients.contains(&id) {
+                clients.push(id);
+            }
+        }
         clients
     }
 
@@ -375,7 +429,11 @@ impl CoreState {
             }
             self.pause(elsewhere).await;
         }
-        // Which keys there were is not known.
+        // Which keys there were is not known, and neither which keys stretches had of them.
+        let readers = self.tracking.stretches.borrow_mut().clear();
+        for client in readers.into_iter().filter_map(|id| self.clients.get(id)) {
+            self.tell(&client, Named::All, elsewhere);
+        }
         let clients = self.tracking.prefixes.borrow().of_range(range);
         for client in clients.into_iter().filter_map(|id| self.clients.get(id)) {
             self.tell(&client, Named::All, elsewhere);

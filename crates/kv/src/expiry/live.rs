@@ -9,7 +9,7 @@ use std::ops::Deref;
 use std::rc::Rc;
 use std::sync::{Arc, OnceLock};
 
-use lsm::{CfId, Iter, IterOptions, Reader, Snapshot, Value};
+use lsm::{CfId, Iter, IterOptions, Place, Reader, Snapshot, Value};
 
 use crate::expiry::record::{decode, hash, record_key};
 use crate::expiry::{Deadline, Expiry, RECORDS};
@@ -205,6 +205,26 @@ impl LiveReader {
             }
         }
         found
+    }
+
+    /// As [`Reader::places`]; also `None` for keys that may have deadlines.
+    pub async fn places(&self, family: CfId, keys: &[&[u8]]) -> Vec<lsm::Result<Option<Place>>> {
+        let Some(records) = self.records() else {
+            return self.0.reader.places(family, keys, None).await;
+        };
+        // First the records: a deadline is written before its value.
+        let names: Vec<Vec<u8>> = keys.iter().map(|key| record_key(family, key)).collect();
+        let names: Vec<&[u8]> = names.iter().map(Vec::as_slice).collect();
+        let deadlines = records.multi_get(RECORDS, &names, None).await;
+        let mut places = self.0.reader.places(family, keys, None).await;
+        for (place, deadline) in places.iter_mut().zip(deadlines) {
+            match deadline {
+                Ok(None) => {}
+                Ok(Some(_)) => *place = Ok(None),
+                Err(error) => *place = Err(error),
+            }
+        }
+        places
     }
 
     /// As [`Reader::contains`].

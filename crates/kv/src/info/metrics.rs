@@ -180,6 +180,9 @@ const GAUGES: &[(&str, &str, Value)] = &[
         core.tracking.clients as u64
     }),
     ("tracked_keys", "Keys of which connections are told", |core| core.tracking.keys as u64),
+    ("tracked_stretch_keys", "Keys of stretches of which connections are told", |core| {
+        core.tracking.stretch_keys as u64
+    }),
     ("tracking_bytes", "Memory of the tables of these keys", |core| core.tracking.bytes as u64),
     ("invalidations_bytes", "Bytes of invalidations that wait for their connections", |core| {
         core.tracking.pushes_bytes as u64

@@ -357,6 +357,7 @@ fn stats(report: &Report<'_>, text: &mut String) {
         "transaction_conflicts:{}", sum(|kv| kv.transaction_conflicts);
         "tracking_total_keys:{}", report.sum(|core| core.tracking.keys as u64);
         "tracking_total_items:{}", report.sum(|core| core.tracking.items as u64);
+        "tracking_stretch_keys:{}", report.sum(|core| core.tracking.stretch_keys as u64);
         "tracking_total_prefixes:{}", report.sum(|core| core.tracking.prefixes as u64);
         "total_error_replies:{}", sum(|kv| kv.errors + kv.protocol_errors);
         "protocol_errors:{}", sum(|kv| kv.protocol_errors);

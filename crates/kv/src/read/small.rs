@@ -31,7 +31,12 @@ pub(crate) fn write_error(error: &lsm::Error, writer: &mut Writer<'_>) {
 pub(crate) fn write_answer(value: Option<&[u8]>, ask: Ask, writer: &mut Writer<'_>) {
     match (ask, value) {
         (Ask::Value, Some(value)) => writer.bulk(value),
-        (Ask::Value, None) => writer.null(),
+        (Ask::Value | Ask::Placed, None) => writer.null(),
+        // Within a transaction, which does not know where values are.
+        (Ask::Placed, Some(value)) => {
+            writer.array(1);
+            writer.bulk(value);
+        }
         (Ask::Length, value) => writer.integer(value.map_or(0, <[u8]>::len) as i64),
         (Ask::Part { start, end }, value) => {
             let value = value.unwrap_or_default();

@@ -146,6 +146,7 @@ fn need_of(ask: Ask) -> Need {
     match ask {
         Ask::Type | Ask::TimeToLive(_) | Ask::Frequency | Ask::IdleTime => Need::Existence,
         Ask::Value
+        | Ask::Placed
         | Ask::Length
         | Ask::Part { .. }
         | Ask::Bit(_)

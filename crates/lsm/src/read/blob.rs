@@ -4,7 +4,20 @@ use rocksfmt::{BLOB_RECORD_HEADER_BYTES, BlobIndex, Compression};
 
 use crate::error::{Error, Kind, Result};
 use crate::read::state::ReadContext;
-use crate::read::value::Value;
+use crate::read::value::{Place, Value};
+use crate::version::Family;
+
+fn reference(family: &Family, index: &[u8]) -> Result<BlobIndex> {
+    BlobIndex::parse(index).map_err(|e| {
+        Error::format(format_args!("column family {}: a blob reference", family.name), &e)
+    })
+}
+
+/// Where the value is that `index` refers to; `None` if it is compressed there.
+pub(crate) fn place(family: &Family, index: &[u8]) -> Result<Option<Place>> {
+    let BlobIndex { file_number, offset, compression, .. } = reference(family, index)?;
+    Ok((compression == Compression::None).then_some(Place { file: file_number, offset }))
+}
 
 /// Reads and unpacks the value that `index` refers to; verifies both checksums and the key.
 pub(crate) async fn read(
@@ -15,9 +28,7 @@ pub(crate) async fn read(
 ) -> Result<Value> {
     let state = &*context.state;
     let family = &context.view.version.families[family_at];
-    let reference = BlobIndex::parse(index).map_err(|e| {
-        Error::format(format_args!("column family {}: a blob reference", family.name), &e)
-    })?;
+    let reference = reference(family, index)?;
     let at = family
         .blobs
         .binary_search_by_key(&reference.file_number, |(number, _)| *number)
@@ -45,7 +56,8 @@ pub(crate) async fn read(
     debug_assert_eq!(stored + key.len() + BLOB_RECORD_HEADER_BYTES, record.len());
     let payload = record.slice(record.len() - stored..record.len());
     if reference.compression == Compression::None {
-        return Ok(Value::block(payload));
+        let place = Place { file: reference.file_number, offset: reference.offset };
+        return Ok(Value::blob(payload, place));
     }
     Ok(Value::block(state.unpack_blob(reference.compression, &payload).await?))
 }

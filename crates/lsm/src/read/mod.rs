@@ -35,6 +35,7 @@ mod seek;
 pub(crate) mod snapshot;
 mod state;
 pub(crate) mod stats;
+pub(crate) mod stretch;
 pub(crate) mod value;
 mod view;
 pub(crate) mod walk;

@@ -30,7 +30,7 @@ use crate::read::operands::{FoundOperands, Order, is_operand};
 use crate::read::seek::SeekKey;
 use crate::read::state::ReadContext;
 use crate::read::stats::count;
-use crate::read::value::Value;
+use crate::read::value::{Place, Value};
 use crate::read::view::View;
 use crate::table::{Filter, IndexBlock, Table};
 use crate::version::{Family, user_key};
@@ -745,12 +745,65 @@ impl Fetch<'_> {
     }
 }
 
+/// Where the values of keys are in blob files, without reading these. `None`: there is no value, or
+/// it is not stored there as it is.
+pub(crate) async fn places(
+    context: &ReadContext,
+    family: CfId,
+    keys: &[&[u8]],
+    sequence: u64,
+) -> Vec<Result<Option<Place>>> {
+    let (found, mut lookups, rest) = find(context, family, keys, sequence).await;
+    let mut places: Vec<Result<Option<Place>>> =
+        found.into_iter().map(|found| found.map(|_| None)).collect();
+    for (at, rest) in rest {
+        let Some(mut lookup) = lookups[at].take() else { continue };
+        let found = match rest {
+            Rest::Lookup => run(context, &mut lookup).await,
+            Rest::Answer(found) => Ok(found),
+        };
+        places[at] = match found {
+            Ok(Some(Answer::Blob(index))) if lookup.operands.is_none() => {
+                blob::place(lookup.family, &index)
+            }
+            Ok(_) => Ok(None),
+            Err(error) => Err(error),
+        };
+    }
+    places
+}
+
 pub(crate) async fn multi_get(
     context: &ReadContext,
     family: CfId,
     keys: &[&[u8]],
     sequence: u64,
 ) -> Vec<Result<Option<Value>>> {
+    let (mut results, mut lookups, rest) = find(context, family, keys, sequence).await;
+    for (at, rest) in rest {
+        let Some(mut lookup) = lookups[at].take() else { continue };
+        let found = match rest {
+            Rest::Lookup => run(context, &mut lookup).await,
+            Rest::Answer(found) => Ok(found),
+        };
+        results[at] = match found {
+            Ok(found) => answer(context, lookup, found).await,
+            Err(error) => Err(error),
+        };
+    }
+    results
+}
+
+/// The values of many keys, those in memory and in tables; and the lookups that are not at their
+/// end, with what is left of each.
+type FoundMany<'a> = (Vec<Result<Option<Value>>>, Vec<Option<Lookup<'a>>>, Vec<(usize, Rest)>);
+
+async fn find<'a>(
+    context: &'a ReadContext,
+    family: CfId,
+    keys: &[&'a [u8]],
+    sequence: u64,
+) -> FoundMany<'a> {
     let state = &*context.state;
     count(&state.counters.gets, keys.len() as u64);
     let view = &context.view;
@@ -809,18 +862,7 @@ pub(crate) async fn multi_get(
             poll_last(&mut waiting).await;
         }
     }
-    for (at, rest) in rest {
-        let Some(mut lookup) = lookups[at].take() else { continue };
-        let found = match rest {
-            Rest::Lookup => run(context, &mut lookup).await,
-            Rest::Answer(found) => Ok(found),
-        };
-        results[at] = match found {
-            Ok(found) => answer(context, lookup, found).await,
-            Err(error) => Err(error),
-        };
-    }
-    results
+    (results, lookups, rest)
 }
 
 /// What is left of a lookup of a multi-get.

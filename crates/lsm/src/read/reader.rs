@@ -19,7 +19,8 @@ use crate::read::point;
 use crate::read::snapshot::{Registry, Snapshot};
 use crate::read::state::{ReadContext, ReaderState};
 use crate::read::stats::ReaderStats;
-use crate::read::value::Value;
+use crate::read::stretch::{self, Stretch};
+use crate::read::value::{Place, Value};
 use crate::read::warm;
 use crate::version::Version;
 
@@ -185,6 +186,39 @@ impl Reader {
             Ok((context, sequence)) => point::multi_get(&context, family, keys, sequence).await,
             Err(error) => keys.iter().map(|_| Err(error.clone())).collect(),
         }
+    }
+
+    /// Where the values of keys are in blob files; these are not read. `None`: the key has no
+    /// value, or it is elsewhere, or compressed. Suspends as [`Reader::multi_get`] does.
+    pub async fn places(
+        &self,
+        family: CfId,
+        keys: &[&[u8]],
+        snapshot: Option<&Snapshot>,
+    ) -> Vec<Result<Option<Place>>> {
+        match self.now(snapshot) {
+            Ok((context, sequence)) => point::places(&context, family, keys, sequence).await,
+            Err(error) => keys.iter().map(|_| Err(error.clone())).collect(),
+        }
+    }
+
+    /// Reads the records that begin in `bytes` bytes of a blob file from the offset `from` on, with
+    /// one large read that leaves the cache alone. They may be of values that were overwritten, or
+    /// not records at all: the caller compares them with [`Reader::places`]. Records of more than
+    /// [`STRETCH_RECORD_BYTES_MAX`](crate::STRETCH_RECORD_BYTES_MAX) are left out. `None`: there is
+    /// no such file, or nothing there.
+    ///
+    /// # Errors
+    /// A failing device, or no memory.
+    pub async fn stretch(
+        &self,
+        family: CfId,
+        file: u64,
+        from: u64,
+        bytes: usize,
+    ) -> Result<Option<Stretch>> {
+        let (context, _) = self.now(None)?;
+        stretch::read(&context, family, file, from, bytes).await
     }
 
     /// Which of many keys exist: as [`Reader::multi_get`], but a value in a blob file or in an

@@ -15,6 +15,8 @@ pub struct Value(Repr);
 #[derive(Clone)]
 enum Repr {
     Block(Slice),
+    /// The whole value, as it is stored in a blob file.
+    Blob(Slice, Place),
     /// In memtable `mem` of family `family` of the view (both are indexes).
     Memory {
         view: Rc<View>,
@@ -25,7 +27,28 @@ enum Repr {
     Empty,
 }
 
+/// Where a value is in the blob files of a database.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// The number of the file.
+    pub file: u64,
+    /// The offset of the value's first byte.
+    pub offset: u64,
+}
+
 impl Value {
+    pub(crate) fn blob(slice: Slice, place: Place) -> Value {
+        Value(Repr::Blob(slice, place))
+    }
+
+    /// Where it is stored in a blob file; `None` if it is not, or not as it is.
+    pub fn place(&self) -> Option<Place> {
+        match self.0 {
+            Repr::Blob(_, place) => Some(place),
+            _ => None,
+        }
+    }
+
     pub(crate) fn block(slice: Slice) -> Value {
         Value(Repr::Block(slice))
     }
@@ -43,7 +66,7 @@ impl Value {
     /// one.
     pub fn as_slice(&self) -> Option<&Slice> {
         match &self.0 {
-            Repr::Block(slice) => Some(slice),
+            Repr::Block(slice) | Repr::Blob(slice, _) => Some(slice),
             Repr::Memory { .. } | Repr::Empty => None,
         }
     }
@@ -51,7 +74,7 @@ impl Value {
     /// A part of the value.
     pub(crate) fn part(&self, range: Range<usize>) -> Value {
         match &self.0 {
-            Repr::Block(slice) => Value(Repr::Block(slice.slice(range))),
+            Repr::Block(slice) | Repr::Blob(slice, _) => Value(Repr::Block(slice.slice(range))),
             Repr::Memory { view, family, mem, value } => Value(Repr::Memory {
                 view: view.clone(),
                 family: *family,
@@ -68,7 +91,7 @@ impl Deref for Value {
     #[inline]
     fn deref(&self) -> &[u8] {
         match &self.0 {
-            Repr::Block(slice) => slice,
+            Repr::Block(slice) | Repr::Blob(slice, _) => slice,
             Repr::Memory { view, family, mem, value } => {
                 view.version.families[*family].mems[*mem].value(value)
             }

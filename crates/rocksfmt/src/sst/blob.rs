@@ -251,6 +251,35 @@ impl BlobRecord {
         Ok(BlobRecord { key_len, value_len, blob_crc })
     }
 
+    /// The first offset from `from` on at which `data` has the header of a record, told by its
+    /// checksum. A value may hold what looks like a record, so what is found is one only if an
+    /// index refers to it.
+    pub fn find(data: &[u8], from: usize) -> Option<(usize, BlobRecord)> {
+        const LENGTHS_AND_EXPIRATION: usize = 24;
+        const EXPIRATION: usize = 16;
+        let mut at = from;
+        while let Some(header) = data.get(at..at.checked_add(BLOB_RECORD_HEADER_BYTES)?) {
+            let (sums, stored) = header.split_at(LENGTHS_AND_EXPIRATION);
+            // The expiration is 0: no header begins where its last other byte would be within it.
+            if let Some(last) = sums[EXPIRATION..].iter().rposition(|byte| *byte != 0) {
+                at += last + 1;
+                continue;
+            }
+            let is_header = stored.first_chunk() == Some(&mask_crc(crc32c(sums)).to_le_bytes());
+            if is_header && let Ok(record) = BlobRecord::parse(header) {
+                return Some((at, record));
+            }
+            at += 1;
+            // A run of zeros: a header that begins within it ends in what follows.
+            if sums.iter().all(|byte| *byte == 0) {
+                let rest = &data[at..];
+                let next = rest.iter().position(|byte| *byte != 0).unwrap_or(rest.len());
+                at += next.saturating_sub(BLOB_RECORD_HEADER_BYTES);
+            }
+        }
+        None
+    }
+
     /// Appends a record for a value as it is stored.
     pub fn encode(key: &[u8], stored: &[u8], out: &mut Vec<u8>) {
         let start = out.len();
@@ -316,6 +345,34 @@ mod tests {
         h.extend([0, 7]);
         h.extend([0; 16]);
         h
+    }
+
+    #[test]
+    fn records_are_found_from_any_offset_on() {
+        let mut data = vec![0; 50];
+        let mut starts = Vec::new();
+        for (key, value) in [(&b"a"[..], &[7_u8; 100][..]), (b"", b""), (b"bc", &[0; 60])] {
+            starts.push(data.len());
+            data.extend(record(key, value));
+        }
+        data.extend([0; 40]);
+        for from in 0..data.len() + 2 {
+            let next = starts.iter().copied().find(|start| *start >= from);
+            let found = BlobRecord::find(&data, from);
+            assert_eq!(found.map(|(at, _)| at), next, "from {from}");
+        }
+        let (at, found) = BlobRecord::find(&data, 51).unwrap();
+        assert_eq!((found.key_len, found.value_len), (0, 0));
+        assert!(found.verify(&data[at..]).is_ok());
+        assert_eq!(BlobRecord::find(&data, usize::MAX), None);
+        // Long runs of zeros before a record, whose header begins with zeros or not.
+        for key in [&[b'k'; 256][..], b"k", b""] {
+            let data = [vec![0; 1000], record(key, b"value")].concat();
+            for from in [0, 1, 500, 968, 999, 1000] {
+                let found = BlobRecord::find(&data, from);
+                assert_eq!(found.map(|(at, _)| at), Some(1000), "{} from {from}", key.len());
+            }
+        }
     }
 
     fn record(key: &[u8], value: &[u8]) -> Vec<u8> {

@@ -192,7 +192,7 @@ pub(crate) enum Length {
 /// The approximate length of the reply.
 pub(super) fn answer_bytes(answer: &Answer, ask: Ask) -> usize {
     match (answer, ask) {
-        (Ok(Some(value)), Ask::Value | Ask::Part { .. }) => value.len(),
+        (Ok(Some(value)), Ask::Value | Ask::Placed | Ask::Part { .. }) => value.len(),
         _ => 0,
     }
 }
@@ -214,6 +214,20 @@ pub(super) fn write_one(state: &CoreState, output: &mut Output, answer: &Answer,
         Err(error) => {
             return small::write_error(error, &mut Writer::new(output.tail(), protocol));
         }
+    };
+    let place = value.filter(|_| ask == Ask::Placed).and_then(Value::place);
+    // The value is the last element, and written like the reply to `GET`.
+    let ask = match (ask, value) {
+        (Ask::Placed, Some(_)) => {
+            let mut writer = Writer::new(output.tail(), protocol);
+            writer.array(if place.is_some() { 3 } else { 1 });
+            if let Some(place) = place {
+                writer.integer(place.file as i64);
+                writer.integer(place.offset as i64);
+            }
+            Ask::Value
+        }
+        (ask, _) => ask,
     };
     if let Some(value) = value
         && ask == Ask::Value

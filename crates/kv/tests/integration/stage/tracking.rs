@@ -1,5 +1,6 @@
-//! Caching readers and writers in a simulated world whose network delays, divides and resets: no
-//! reader finds in its cache what was overwritten by an acknowledged write.
+//! Caching readers, some of which read ahead in the order of the writes, and writers in a simulated
+//! world whose network delays, divides and resets: no reader finds in its cache what was
+//! overwritten by an acknowledged write.
 //!
 //! All writes of a key are increments, so a value tells its version. A reader that asks the node
 //! for anything, and takes the invalidations that come before the answer, must then hold no value
@@ -32,6 +33,8 @@ pub struct Outcome {
     pub violation: Option<String>,
     /// Values found in caches, invalidations of keys and of everything, and connections lost.
     pub hits: u64,
+    /// Values that stretches of blob files have brought.
+    pub ahead: u64,
     pub invalidated: u64,
     pub flushed: u64,
     pub lost: u64,
@@ -43,6 +46,8 @@ struct Shared {
     /// The last acknowledged version of each key.
     acknowledged: RefCell<[i64; KEYS]>,
     outcome: RefCell<Outcome>,
+    /// All values are in blob files.
+    blobs: Cell<bool>,
     /// Clients that have not ended.
     running: Cell<usize>,
 }
@@ -189,10 +194,15 @@ impl Reader {
     }
 
     fn get(&self, key: &[u8]) -> Vec<u8> {
-        let get = request(&[b"GET", key]);
+        self.caching(&[b"GET", key])
+    }
+
+    /// A command whose keys are entered.
+    fn caching(&self, words: &[&[u8]]) -> Vec<u8> {
+        let request_bytes = request(words);
         match self.mode {
-            Mode::OptIn => [request(&[b"CLIENT", b"CACHING", b"YES"]), get].concat(),
-            _ => get,
+            Mode::OptIn => [request(&[b"CLIENT", b"CACHING", b"YES"]), request_bytes].concat(),
+            _ => request_bytes,
         }
     }
 
@@ -211,6 +221,40 @@ impl Reader {
         for key in keys {
             let reply = self.get_reply().await?;
             self.note(*key, &reply, &floor);
+        }
+        Ok(())
+    }
+
+    /// Reads a key, and what is stored around it.
+    async fn read_ahead(&mut self, number: usize, from: u64) -> io::Result<()> {
+        let floor = *self.shared.acknowledged.borrow();
+        self.client.send(self.caching(&[b"MR.GET", &key(number)])).await?;
+        let reply = self.get_reply().await?;
+        let Reply::Array(words) = &reply else {
+            self.note(number, &reply, &floor);
+            return Ok(());
+        };
+        self.note(number, words.last().expect("a value"), &floor);
+        let [file, _, _] = &words[..] else { return Ok(()) };
+        let (file, from) = (version(file).to_string(), from.to_string());
+        let floor = *self.shared.acknowledged.borrow();
+        let words: [&[u8]; 4] = [b"MR.STRETCH", file.as_bytes(), from.as_bytes(), b"100000"];
+        self.client.send(self.caching(&words)).await?;
+        let Reply::Array(frames) = self.get_reply().await? else { panic!("no stretch") };
+        for frame in &frames[1..] {
+            let mut rest = frame.as_bytes().expect("a frame");
+            while let Some((header, after)) = rest.split_first_chunk::<16>() {
+                let length = |at: usize| {
+                    u32::from_le_bytes(header[at..at + 4].try_into().expect("four bytes")) as usize
+                };
+                let (key, after) = after.split_at(length(0));
+                let (value, after) = after.split_at(length(4));
+                if let Some(number) = number_of(&Reply::Bulk(key.to_vec())) {
+                    self.note(number, &Reply::Bulk(value.to_vec()), &floor);
+                    self.shared.outcome.borrow_mut().ahead += 1;
+                }
+                rest = after;
+            }
         }
         Ok(())
     }
@@ -290,8 +334,9 @@ impl Reader {
 
     async fn round(&mut self, core: &Core, rng: &mut Rng) -> io::Result<()> {
         let some: Vec<usize> = (0..KEYS).filter(|_| rng.coin()).collect();
-        match rng.below(8) {
+        match rng.below(10) {
             0..4 => self.read(&some).await?,
+            8 | 9 => self.read_ahead(rng.index(KEYS), [0, rng.below(3000)][rng.index(2)]).await?,
             4 => self.increment(rng.index(KEYS)).await?,
             5 => self.transact(&some, rng.index(KEYS)).await?,
             // It reads nothing for a while.
@@ -377,7 +422,13 @@ async fn serve(core: Core, world: World, shared: Rc<Shared>, node: std::sync::Ar
     let (id, seed) = (core.id(), world.seed());
     let mut shard = None;
     if id == 0 {
-        let write = WriteOptions { memtable_bytes: 20_000, ..WriteOptions::default() };
+        let blobs = shared.blobs.get();
+        let write = WriteOptions {
+            memtable_bytes: if blobs { 4_000 } else { 20_000 },
+            blob_min: blobs.then_some(1),
+            blob_file_bytes: 16 << 10,
+            ..WriteOptions::default()
+        };
         let options = OpenOptions { cache_bytes: 0, ..OpenOptions::default() };
         let (db, writer) =
             Db::open_for_writing(&core, DIR.as_ref(), options, write).await.expect("it opens");
@@ -427,12 +478,15 @@ pub fn tracking(seed: u64) -> Outcome {
         // Two keys on each core, or as many as there are; little room for messages in half of the
         // worlds.
         tracking_keys_max: [2 * CORES, 0][rng.index(2)],
+        // Room for the stretches of one connection in half of them.
+        tracking_bytes_max: [8_000, 1 << 20][rng.index(2)],
         unsent_total_bytes_max: [1200, 1 << 20][rng.index(2)],
         ..Settings::default()
     };
     let node = NodeState::new(CORES, settings, Node);
     let shared: Rc<Shared> = Rc::default();
     shared.running.set(CORES);
+    shared.blobs.set(rng.coin());
     let (inside, all) = (world.clone(), shared.clone());
     let ended = world.run(move |core| serve(core, inside.clone(), all.clone(), node.clone()));
     if let Err(failure) = ended {
