@@ -1,5 +1,7 @@
 //! Selects the seeds to run, and prints how to replay a failure.
 
+use std::panic::AssertUnwindSafe;
+
 /// Seeds of a run without `MILLRACE_SEEDS`, and of one with `MILLRACE_LONG`.
 const FEW: u64 = 24;
 const MANY: u64 = 240;
@@ -33,27 +35,33 @@ pub fn each(test: &str, run: impl Fn(u64)) {
     many(test, 1, run);
 }
 
-/// The same with `times` as many seeds, for scenarios that take little time.
+/// The same with `times` as many seeds, for scenarios that take little time. `MILLRACE_FIRST` is
+/// the seed to begin with. The seeds after a failing one are run, too.
+///
+/// # Panics
+/// When a seed fails.
 pub fn many(test: &str, times: u64, run: impl Fn(u64)) {
-    for seed in 0..times * number("MILLRACE_SEEDS").unwrap_or_else(usual) {
-        let _say = SayOnPanic { seed, test };
-        run(seed);
-    }
-}
-
-struct SayOnPanic<'a> {
-    seed: u64,
-    test: &'a str,
-}
-
-impl Drop for SayOnPanic<'_> {
-    fn drop(&mut self) {
-        if std::thread::panicking() {
-            let SayOnPanic { seed, test } = self;
-            eprintln!("seed {seed} failed; to replay it alone:");
-            let package = std::env::var("CARGO_PKG_NAME");
-            let package = package.as_deref().unwrap_or("millrace-sim");
-            eprintln!("MILLRACE_SEED={seed} cargo test -p {package} {test} -- --nocapture");
+    let first = number("MILLRACE_FIRST").unwrap_or(0);
+    let count = times * number("MILLRACE_SEEDS").unwrap_or_else(usual);
+    let mut failed = Vec::new();
+    for seed in first..first + count {
+        if std::panic::catch_unwind(AssertUnwindSafe(|| run(seed))).is_err() {
+            say(seed, test);
+            failed.push(seed);
+            if failed.len() == FAILURES_MAX {
+                break;
+            }
         }
     }
+    assert!(failed.is_empty(), "of {count} seeds from {first} on, these failed: {failed:?}");
+}
+
+/// A run ends with this many failing seeds.
+const FAILURES_MAX: usize = 20;
+
+fn say(seed: u64, test: &str) {
+    eprintln!("seed {seed} failed; to replay it alone:");
+    let package = std::env::var("CARGO_PKG_NAME");
+    let package = package.as_deref().unwrap_or("millrace-sim");
+    eprintln!("MILLRACE_SEED={seed} cargo test -p {package} {test} -- --nocapture");
 }

@@ -37,9 +37,9 @@ impl Writer {
     /// batches may name it. Ids are never used again. Suspends for the disk.
     ///
     /// # Errors
-    /// [`Kind::Unsupported`] for an empty name, or one that a family has; [`Kind::Full`] if it was
-    /// not made, for lack of space or for now; [`Kind::Io`] if the MANIFEST failed: it may be there
-    /// after a crash.
+    /// [`Kind::Unsupported`] for an empty name, or one that a family has; [`Kind::Full`] and
+    /// [`Kind::Memory`] if it was not made, for lack of space or memory or for now; [`Kind::Io`] if
+    /// the MANIFEST failed: it may be there after a crash.
     pub async fn create_column_family(
         &self,
         name: &str,

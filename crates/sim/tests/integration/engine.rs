@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 
 use reactor::sim::{Access, Fault, FaultKind};
-use sim::engine::{FAILING, Flaw, Report, engine, failing_once};
+use sim::engine::{FAILING, Flaw, Report, doubtful, engine, failing_once};
 use sim::seeds;
 
 #[test]
@@ -96,6 +96,35 @@ fn the_engine_continues_after_failed_writes() {
         assert!(sum(|r| r.heals) > 50 && sum(|r| r.unknown) > 20, "nothing healed");
         assert!(sum(|r| r.unknown_found) > 0 && sum(|r| r.refused) > 100, "nothing refused");
     }
+}
+
+#[test]
+fn the_engine_trusts_no_write_whose_flush_has_failed() {
+    if seeds::one().is_some() {
+        return;
+    }
+    let all: RefCell<Vec<Report>> = RefCell::default();
+    seeds::many("one_doubt", 4, |seed| all.borrow_mut().push(doubtful(seed, Flaw::None)));
+    let all = all.into_inner();
+    let sum = |of: fn(&Report) -> u64| all.iter().map(of).sum::<u64>();
+    println!(
+        "{} worlds: {} kills, {} power cuts, {} acknowledged, {} of unknown fate, {} of them found",
+        all.len(),
+        sum(|r| r.kills),
+        sum(|r| r.power_cuts),
+        sum(|r| r.acknowledged),
+        sum(|r| r.unknown),
+        sum(|r| r.unknown_found),
+    );
+    if all.len() >= 90 {
+        assert!(sum(|r| r.kills) > 50 && sum(|r| r.power_cuts) > 50);
+        assert!(sum(|r| r.acknowledged) > 500 && sum(|r| r.faults.dropped) > 50);
+    }
+}
+
+#[test]
+fn one_doubt() {
+    println!("{:#?}", doubtful(seeds::one().unwrap_or(1), Flaw::None));
 }
 
 /// Replays one seed: `MILLRACE_SEED=… cargo test -p millrace-sim one_engine -- --nocapture`.
