@@ -1,8 +1,10 @@
 """Copies of whole databases: `kv checkpoint`, `kv backup` and `kv restore`, of a directory and of a running node, judged by RocksDB's tools."""
 
 import json
+import pathlib
 import random
 import signal
+import socket
 import subprocess
 import threading
 import time
@@ -161,6 +163,41 @@ def test_tables_are_ingested_into_a_running_node_and_into_a_directory(tmp_path):
     told = millrace.fail("kv", "ingest", files[0], "--data", data)
     assert "checksum" in told and "nothing was ingested" in told, told
     assert dict(millrace.scan(data)) == pairs
+
+
+def test_numbers_of_an_ingestion_whose_program_is_gone_are_released(tmp_path, monkeypatch):
+    monkeypatch.setenv("MILLRACE_STATE", str(tmp_path / "state"))
+
+    def ask(connection, command, **arguments):
+        connection.sendall(json.dumps({"version": 1, "command": command, **arguments}).encode() + b"\n")
+        return json.loads(connection.makefile().readline())
+
+    def connect():
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        connection.settimeout(30)
+        connection.connect(str(tmp_path / "state" / "admin.sock"))
+        return connection
+
+    with writable(tmp_path / "db", tmp_path / "log") as node:
+        node.until_ready()
+        with connect() as other:
+            with connect() as program:
+                # As many as may be reserved.
+                begun = ask(program, "ingest-begin", files=100_000)["result"]
+                numbers = begun["numbers"][:2]
+                placed = pathlib.Path(begun["directory"], f"{numbers[0]:06}.dbtmp")
+                placed.write_bytes(b"a part of a table")
+                assert "result" in ask(program, "ingest-renew", numbers=numbers)
+                assert "may wait" in ask(other, "ingest-begin", files=1)["error"]
+                assert ask(program, "ingest-release", numbers=numbers[1:])["result"]["released"] == 1
+                assert "does not expect" in ask(program, "ingest-renew", numbers=numbers)["error"]
+            # The program has gone.
+            deadline = time.monotonic() + 30
+            while "error" in ask(other, "ingest-begin", files=1) or placed.exists():
+                assert time.monotonic() < deadline, "the numbers are not released"
+                time.sleep(0.02)
+            finish = {"column_family": "default", "numbers": numbers}
+            assert "does not expect" in ask(other, "ingest-finish", **finish)["error"]
 
 
 def test_sorted_input_becomes_tables_and_an_interrupted_import_is_resumed(tmp_path):

@@ -17,7 +17,7 @@
 //! [`WAITING_NS`]: a client that receives nothing for long knows that the node does not answer.
 //!
 //! What a connection has begun to hold for its program ends with the connection: files that are
-//! copied, and compactions.
+//! copied, files that are to be ingested, and compactions.
 
 use std::cell::Cell;
 use std::path::{Path, PathBuf};
@@ -97,10 +97,22 @@ pub enum Request {
         /// The number of the hold.
         hold: u64,
     },
-    /// Reserves numbers for files that are to be ingested.
+    /// Reserves numbers for files that are to be ingested. They are released, and the files
+    /// removed, when the connection ends before they are ingested.
     IngestBegin {
         /// How many files.
         files: usize,
+    },
+    /// Shows that the program is still putting files into the database's directory: the connection
+    /// is not silent.
+    IngestRenew {
+        /// The numbers.
+        numbers: Vec<u64>,
+    },
+    /// Releases numbers, and removes their files.
+    IngestRelease {
+        /// The numbers.
+        numbers: Vec<u64>,
     },
     /// Ingests files that were put into the database's directory under these numbers.
     IngestFinish {
@@ -273,10 +285,12 @@ fn refused(error: &Error) -> String {
 }
 
 /// Something that the node keeps for a program.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 enum Kept {
     Hold(u64),
     Compaction(u64),
+    /// Numbers of files that are to be ingested.
+    Files(Vec<u64>),
 }
 
 impl Kept {
@@ -285,6 +299,7 @@ impl Kept {
         match self {
             Kept::Hold(hold) => Request::FilesRelease { hold },
             Kept::Compaction(id) => Request::CompactCancel { id },
+            Kept::Files(numbers) => Request::IngestRelease { numbers },
         }
     }
 }
@@ -297,10 +312,23 @@ impl AllKept {
     /// Notes what a request that was done has begun or ended.
     fn note(&mut self, request: &Request, result: &str) {
         let field = |name: &str| serde_json::from_str::<Value>(result).ok()?[name].as_u64();
-        match *request {
+        let numbers = || {
+            let result: Value = serde_json::from_str(result).ok()?;
+            Some(result["numbers"].as_array()?.iter().filter_map(Value::as_u64).collect())
+        };
+        match request {
+            Request::IngestBegin { .. } => self.0.extend(numbers().map(Kept::Files)),
+            Request::IngestFinish { numbers, .. } | Request::IngestRelease { numbers } => {
+                for kept in &mut self.0 {
+                    if let Kept::Files(files) = kept {
+                        files.retain(|number| !numbers.contains(number));
+                    }
+                }
+                self.0.retain(|kept| *kept != Kept::Files(Vec::new()));
+            }
             Request::FilesHold { .. } => self.0.extend(field("hold").map(Kept::Hold)),
             Request::CompactBegin { .. } => self.0.extend(field("id").map(Kept::Compaction)),
-            Request::FilesRelease { hold } => self.0.retain(|&kept| kept != Kept::Hold(hold)),
+            Request::FilesRelease { hold } => self.0.retain(|kept| *kept != Kept::Hold(*hold)),
             _ => {}
         }
     }
@@ -404,6 +432,8 @@ mod tests {
             Request::FilesRenew { hold: 7 },
             Request::FilesRelease { hold: 7 },
             Request::IngestBegin { files: 2 },
+            Request::IngestRenew { numbers: vec![8, 9] },
+            Request::IngestRelease { numbers: vec![8, 9] },
             Request::IngestFinish { column_family: "default".into(), numbers: vec![8, 9] },
             Request::CompactBegin {
                 column_family: "default".into(),
@@ -441,7 +471,15 @@ mod tests {
         kept.note(&Request::FilesRelease { hold: 7 }, "{}");
         kept.note(&Request::FilesRenew { hold: 8 }, "{}");
         assert_eq!(kept.0, [Kept::Hold(8), Kept::Compaction(7)]);
-        assert_eq!(kept.0[1].end(), Request::CompactCancel { id: 7 });
+        assert_eq!(kept.0[1].clone().end(), Request::CompactCancel { id: 7 });
+        let begin = Request::IngestBegin { files: 3 };
+        kept.note(&begin, r#"{"directory":"/db","numbers":[20,21,22]}"#);
+        kept.note(&begin, r#"{"directory":"/db","numbers":[23]}"#);
+        let finish =
+            Request::IngestFinish { column_family: "default".into(), numbers: vec![20, 23] };
+        kept.note(&finish, "{}");
+        assert_eq!(kept.0[2..], [Kept::Files(vec![21, 22])]);
+        assert_eq!(kept.0[2].clone().end(), Request::IngestRelease { numbers: vec![21, 22] });
     }
 
     #[test]

@@ -2,7 +2,7 @@
 //! node, or this process, adds them to the database.
 
 use std::path::{Path, PathBuf};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use ::kv::Shard;
 use lsm::{Db, IngestFiles, Transfer, WriteOptions};
@@ -18,6 +18,9 @@ use crate::args::{IngestArgs, Original};
 use crate::failure::{Failure, Verdict};
 use crate::output::thousands;
 use crate::tool_core::on_core;
+
+/// How often the node hears of the command while it copies.
+const RENEWAL: Duration = Duration::from_secs(10);
 
 /// Runs the command.
 #[expect(
@@ -82,9 +85,13 @@ async fn place(
     directory: &Path,
     moves: bool,
     into: &Original,
+    mut alive: impl FnMut(),
 ) -> Result<(), Failure> {
     let bar = progress_bar("copying");
-    let mut progress = |done, total| show(&bar, done, total);
+    let mut progress = |done, total| {
+        show(&bar, done, total);
+        alive();
+    };
     let rate = into.copying.rate_limit.map(|size| size.0);
     let mut transfer = Transfer::new(core, rate, &mut progress);
     let files: Vec<(PathBuf, u64)> = files.iter().cloned().zip(numbers.iter().copied()).collect();
@@ -93,6 +100,7 @@ async fn place(
     placed.map_err(|error| failure(directory.to_owned(), &error))
 }
 
+#[expect(clippy::disallowed_methods, reason = "a tool has no core's clock in its client")]
 async fn into_node(
     core: &Core,
     files: &[PathBuf],
@@ -107,10 +115,18 @@ async fn into_node(
     if numbers.len() != files.len() {
         return Err(Failure::new(format!("the node's answer has other numbers: {begun}")));
     }
-    place(core, files, &numbers, &directory, moves, into).await?;
-    // Copying may have taken longer than a connection may be silent.
-    let mut admin =
-        Admin::connect(&into.node).map_err(|failure| failure.during("the ingestion"))?;
+    // The node discards the files if the connection ends.
+    let (mut renewed, mut lost) = (Instant::now(), None);
+    let renew = || {
+        if lost.is_none() && renewed.elapsed() >= RENEWAL {
+            renewed = Instant::now();
+            lost = admin.call(&Request::IngestRenew { numbers: numbers.clone() }).err();
+        }
+    };
+    place(core, files, &numbers, &directory, moves, into, renew).await?;
+    if let Some(lost) = lost {
+        return Err(lost.during("the ingestion"));
+    }
     let finished = admin.call(&Request::IngestFinish { column_family, numbers: numbers.clone() });
     finished.map_err(|failure| {
         let ended = failure.is_gone();
@@ -150,7 +166,7 @@ async fn into_directory(
     let shard = Shard::new(core, db.attach(core), writer);
     let ingest = async {
         let numbers = shard.reserve_files(files.len());
-        place(core, files, &numbers, data, moves, into).await?;
+        place(core, files, &numbers, data, moves, into, || {}).await?;
         let ingested = vec![IngestFiles { family, numbers: numbers.clone() }];
         let ingested = shard.ingest(ingested, false).await;
         ingested.map_err(|error| named(failure(data.to_owned(), &error), data, files, &numbers))

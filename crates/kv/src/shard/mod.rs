@@ -319,6 +319,11 @@ impl Shard {
         self.0.writer.reserve_files(count)
     }
 
+    /// Removes such files: see [`Writer::discard_files`]. Suspends for the disk.
+    pub async fn discard_files(&self, numbers: &[u64]) {
+        self.0.writer.discard_files(numbers).await;
+    }
+
     /// Ingests files that are in the database's directory: see [`Writer::ingest`]. Changes made
     /// meanwhile wait for the last step. Suspends for the disk. The ingestion is finished even if
     /// the future is dropped.

@@ -67,6 +67,8 @@ impl Admin {
             Request::FilesRenew { hold } => self.holds.renew(hold),
             Request::FilesRelease { hold } => self.holds.release(hold),
             Request::IngestBegin { files } => self.ingestions.begin(files),
+            Request::IngestRenew { numbers } => self.ingestions.renew(&numbers),
+            Request::IngestRelease { numbers } => self.ingestions.release(&numbers).await,
             Request::IngestFinish { column_family, numbers } => {
                 self.ingestions.finish(&column_family, numbers).await
             }

@@ -15,7 +15,8 @@ use crate::process::working_directory;
 /// Most files that may be reserved and not ingested.
 const RESERVED_MAX: usize = 100_000;
 
-/// The files that were reserved.
+/// The files that were reserved. The admin socket releases them when the connection ends that has
+/// reserved them.
 pub(crate) struct Ingestions {
     /// `None` if the node writes to no database.
     shard: Option<Shard>,
@@ -48,6 +49,24 @@ impl Ingestions {
         }))
     }
 
+    /// Whether all of these numbers are still reserved.
+    pub fn renew(&self, numbers: &[u64]) -> Result<Value, Error> {
+        let reserved = self.reserved.borrow();
+        match numbers.iter().all(|number| reserved.contains(number)) {
+            true => Ok(json!({})),
+            false => Err(not_expected()),
+        }
+    }
+
+    /// Releases those of these numbers that are still reserved, and removes their files.
+    pub async fn release(&self, numbers: &[u64]) -> Result<Value, Error> {
+        let shard = self.shard()?;
+        let mut left = numbers.to_vec();
+        left.retain(|number| self.reserved.borrow_mut().remove(number));
+        shard.discard_files(&left).await;
+        Ok(json!({"released": left.len()}))
+    }
+
     /// Ingests files into a column family.
     pub async fn finish(&self, family: &str, numbers: Vec<u64>) -> Result<Value, Error> {
         let shard = self.shard()?;
@@ -55,8 +74,7 @@ impl Ingestions {
             // Another process must not ingest a number of this one, nor a number twice.
             let mut reserved = self.reserved.borrow_mut();
             if !numbers.iter().all(|number| reserved.contains(number)) {
-                return Err(Error::new(Kind::System, "the node does not expect these files")
-                    .hint("it was restarted meanwhile: try again"));
+                return Err(not_expected());
             }
             reserved.retain(|number| !numbers.contains(number));
         }
@@ -75,4 +93,9 @@ impl Ingestions {
             "levels": done.levels,
         }))
     }
+}
+
+fn not_expected() -> Error {
+    Error::new(Kind::System, "the node does not expect these files")
+        .hint("it was restarted, or lost the connection, meanwhile: try again")
 }

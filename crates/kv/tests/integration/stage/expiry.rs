@@ -7,19 +7,23 @@
 //! before its deadline it is there, and so is one without a deadline.
 
 use std::cell::RefCell;
+use std::ops::Range;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use kv::{NodeState, Server, Settings, Shard};
-use lsm::{Db, Durability, OpenOptions, WriteOptions};
-use reactor::sim::{Access, Crash, FailureKind, Fault, FaultKind, Rng, SimConfig, World};
+use kv::{NodeState, Settings};
+use lsm::{Db, Durability, WriteOptions};
+use reactor::sim::{Crash, FailureKind, Rng, SimConfig, World};
 use reactor::{Class, Core};
 use resp::Reply;
 
-use crate::stage::{Client, DIR, Node, address, integer};
+use crate::stage::{
+    Client, Node, crash_once, integer, open, small_memtables, stalling_world, start,
+};
 
 const CLIENTS: usize = 4;
 const RUNS: u64 = 5;
+const SHORT_RUNS: u64 = 20;
 
 /// A value, and when it ends.
 type State = Option<(String, Option<u64>)>;
@@ -154,22 +158,12 @@ async fn client(core: Core, world: World, shared: Rc<Shared>, number: usize, mut
 
 async fn serve(core: Core, world: World, shared: Rc<Shared>, run: u64, durability: Durability) {
     let node: Arc<NodeState> = NodeState::new(1, Settings::default(), Node);
-    let write = WriteOptions {
-        durability,
-        memtable_bytes: 20_000,
-        keep_sequences: run > 0,
-        ..WriteOptions::default()
-    };
-    let options = OpenOptions { cache_bytes: 0, ..OpenOptions::default() };
-    let (db, writer) =
-        Db::open_for_writing(&core, DIR.as_ref(), options, write).await.expect("it opens");
-    let owned = Shard::with_memory(&core, db.attach(&core), writer, 0, 0);
+    let write = WriteOptions { keep_sequences: run > 0, ..small_memtables(durability) };
+    let (db, owned) = open(&core, write).await;
     owned.open_deadlines().await.expect("the deadlines open");
     owned.attach(&node).await;
-    shared.opened.replace(Some(db.clone()));
-    let listener = core.listen(address()).expect("it listens");
-    let _server = Server::start(&core, db.attach(&core), &node, listener, Some(owned));
-    core.sleep_ns(1_000_000).await;
+    let _server = start(&core, &db, &node, Some(owned)).await;
+    shared.opened.replace(Some(db));
     let mut rng = Rng::new(world.seed() ^ run << 20);
     for number in 0..CLIENTS {
         let one = client(core.clone(), world.clone(), shared.clone(), number, rng.fork());
@@ -183,22 +177,24 @@ async fn serve(core: Core, world: World, shared: Rc<Shared>, run: u64, durabilit
 /// Runs a few processes, each until it is killed or loses power. Returns a violation, if there was
 /// one, and how often keys were there and missing.
 pub fn expiry(seed: u64) -> (Option<String>, [u64; 2]) {
+    processes(seed, RUNS, 200..4000)
+}
+
+/// The same with many short processes: values live through several crashes, and a process ends
+/// between a record and its value, or after its first value.
+pub fn short_expiry(seed: u64) -> (Option<String>, [u64; 2]) {
+    let last = [40, 150][seed as usize / 2 % 2];
+    processes(seed, SHORT_RUNS, 1..last)
+}
+
+fn processes(seed: u64, runs: u64, crash_at: Range<u64>) -> (Option<String>, [u64; 2]) {
     let mut rng = Rng::new(seed ^ 0xE0);
-    let world = World::new(seed, 1, SimConfig { capacity: 100_000, ..SimConfig::default() });
-    world.add_dir(DIR);
+    let world = stalling_world(seed, 1, SimConfig::default(), 3_000_000, 100_000);
     let shared: Rc<Shared> = Rc::default();
     shared.states.replace(vec![vec![None]; CLIENTS]);
     let durability = [Durability::Process, Durability::Power][seed as usize % 2];
-    let stall = FaultKind::Stall(0..3_000_000);
-    world.add_fault(Fault::new(stall.clone()).chance(100_000));
-    world.add_fault(Fault::new(stall).of(Access::Write).chance(100_000));
-    for run in 0..RUNS {
-        let crash = match durability {
-            Durability::Power if rng.coin() => Crash::PowerCut,
-            // At `process` a power cut may leave any subset.
-            _ => Crash::Kill,
-        };
-        world.crash_at(crash, 200..4000);
+    for run in 0..runs {
+        crash_once(&world, &mut rng, durability, crash_at.clone());
         let (inside, all) = (world.clone(), shared.clone());
         let ended =
             world.run(move |core| serve(core, inside.clone(), all.clone(), run, durability));

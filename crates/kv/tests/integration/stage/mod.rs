@@ -7,9 +7,11 @@ pub mod transactions;
 
 use std::io;
 use std::net::SocketAddr;
+use std::ops::Range;
 
-use kv::{CpuSeconds, MemoryUse, NodeInfo};
-use reactor::sim::World;
+use kv::{CpuSeconds, MemoryUse, NodeInfo, NodeState, Server, Shard};
+use lsm::{Db, Durability, OpenOptions, WriteOptions};
+use reactor::sim::{Access, Crash, Fault, FaultKind, Rng, SimConfig, World};
 use reactor::{Core, Socket};
 use resp::{Decoder, DecoderLimits, Reply, write_command};
 
@@ -63,6 +65,70 @@ impl NodeInfo for Node {
     fn shut_down(&self) {}
     fn settings(&self) -> Vec<(String, String)> {
         Vec::new()
+    }
+}
+
+/// A world with the directory of the database, in which operations take up to `stall_ns` longer, at
+/// this chance, and writes at twice the chance.
+pub fn stalling_world(
+    seed: u64,
+    cores: usize,
+    config: SimConfig,
+    stall_ns: u64,
+    per_million: u32,
+) -> World {
+    let world = World::new(seed, cores, SimConfig { capacity: 100_000, ..config });
+    world.add_dir(DIR);
+    let stall = FaultKind::Stall(0..stall_ns);
+    world.add_fault(Fault::new(stall.clone()).chance(per_million));
+    world.add_fault(Fault::new(stall).of(Access::Write).chance(per_million));
+    world
+}
+
+/// Has the world crash during one of these operations: at `power` half of the crashes are power
+/// cuts. At `process` a power cut may leave any subset of the writes.
+pub fn crash_once(world: &World, rng: &mut Rng, durability: Durability, range: Range<u64>) {
+    let crash = match durability {
+        Durability::Power if rng.coin() => Crash::PowerCut,
+        _ => Crash::Kill,
+    };
+    world.crash_at(crash, range);
+}
+
+/// Options by which memtables are switched often.
+pub fn small_memtables(durability: Durability) -> WriteOptions {
+    WriteOptions { durability, memtable_bytes: 20_000, ..WriteOptions::default() }
+}
+
+/// Opens the database. Neither the database nor the shard has a cache, so keys have to be read.
+pub async fn open(core: &Core, write: WriteOptions) -> (Db, Shard) {
+    let options = OpenOptions { cache_bytes: 0, ..OpenOptions::default() };
+    let opened = Db::open_for_writing(core, DIR.as_ref(), options, write).await;
+    let (db, writer) = opened.expect("it opens");
+    let shard = Shard::with_memory(core, db.attach(core), writer, 0, 0);
+    (db, shard)
+}
+
+/// Starts the server, and waits until clients can connect to it on every core.
+pub async fn start(
+    core: &Core,
+    db: &Db,
+    node: &std::sync::Arc<NodeState>,
+    shard: Option<Shard>,
+) -> Server {
+    let listener = core.listen(address()).expect("it listens");
+    let server = Server::start(core, db.attach(core), node, listener, shard);
+    core.sleep_ns(1_000_000).await;
+    server
+}
+
+/// Waits until the first core has opened the database.
+pub async fn opened(core: &Core, db: &std::cell::RefCell<Option<Db>>) -> Db {
+    loop {
+        if let Some(db) = db.borrow().as_ref() {
+            return db.clone();
+        }
+        core.sleep_ns(100_000).await;
     }
 }
 

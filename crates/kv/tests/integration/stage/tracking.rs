@@ -15,10 +15,10 @@ use std::collections::BTreeMap;
 use std::io;
 use std::rc::Rc;
 
-use crate::stage::{Client, DIR, Node, address, text};
-use kv::{NodeState, Server, Settings, Shard};
-use lsm::{Db, OpenOptions, WriteOptions};
-use reactor::sim::{Access, Fault, FaultKind, NetConfig, Rng, SimConfig, World};
+use crate::stage::{Client, Node, open, opened, stalling_world, start, text};
+use kv::{NodeState, Settings};
+use lsm::{Db, WriteOptions};
+use reactor::sim::{NetConfig, Rng, SimConfig, World};
 use reactor::{Class, Core};
 use resp::{Reply, write_command};
 
@@ -429,21 +429,13 @@ async fn serve(core: Core, world: World, shared: Rc<Shared>, node: std::sync::Ar
             blob_file_bytes: 16 << 10,
             ..WriteOptions::default()
         };
-        let options = OpenOptions { cache_bytes: 0, ..OpenOptions::default() };
-        let (db, writer) =
-            Db::open_for_writing(&core, DIR.as_ref(), options, write).await.expect("it opens");
-        let owned = Shard::with_memory(&core, db.attach(&core), writer, 0, 0);
+        let (db, owned) = open(&core, write).await;
         owned.attach(&node).await;
         shard = Some(owned);
         shared.opened.replace(Some(db));
     }
-    while shared.opened.borrow().is_none() {
-        core.sleep_ns(100_000).await;
-    }
-    let db = shared.opened.borrow().clone().expect("it is open");
-    let listener = core.listen(address()).expect("it listens");
-    let server = Server::start(&core, db.attach(&core), &node, listener, shard.clone());
-    core.sleep_ns(1_000_000).await;
+    let db = opened(&core, &shared.opened).await;
+    let server = start(&core, &db, &node, shard.clone()).await;
     let mut rng = Rng::new(seed ^ (id as u64) << 32);
     let reads = core
         .spawn(Class::Foreground, reader(core.clone(), world.clone(), shared.clone(), rng.fork()));
@@ -468,12 +460,8 @@ pub fn tracking(seed: u64) -> Outcome {
     // In a quick network answers and messages between cores race.
     let latency_ns = [5_000..100_000, 100..2_000][rng.index(2)].clone();
     let net = NetConfig { reset, window, latency_ns, ..NetConfig::default() };
-    let world =
-        World::new(seed, CORES, SimConfig { net, capacity: 100_000, ..SimConfig::default() });
-    world.add_dir(DIR);
-    let stall = FaultKind::Stall(0..2_000_000);
-    world.add_fault(Fault::new(stall.clone()).chance(50_000));
-    world.add_fault(Fault::new(stall).of(Access::Write).chance(50_000));
+    let config = SimConfig { net, ..SimConfig::default() };
+    let world = stalling_world(seed, CORES, config, 2_000_000, 50_000);
     let settings = Settings {
         // Two keys on each core, or as many as there are; little room for messages in half of the
         // worlds.

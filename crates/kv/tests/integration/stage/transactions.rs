@@ -15,10 +15,12 @@ use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
-use crate::stage::{Client, DIR, Node, address, text};
-use kv::{NodeState, Server, Settings, Shard};
-use lsm::{Db, Durability, OpenOptions, WriteOptions};
-use reactor::sim::{Access, Crash, FailureKind, Fault, FaultKind, Rng, SimConfig, World};
+use crate::stage::{
+    Client, Node, crash_once, open, opened, small_memtables, stalling_world, start, text,
+};
+use kv::{NodeState, Settings};
+use lsm::{Db, Durability};
+use reactor::sim::{Crash, FailureKind, Rng, SimConfig, World};
 use reactor::{Class, Core};
 use resp::{Reply, write_command};
 
@@ -276,23 +278,13 @@ async fn serve(core: Core, world: World, shared: Rc<Shared>, run: u64, durabilit
     let node = NODE.with_borrow(|node| node.clone().expect("it was made"));
     let mut shard = None;
     if id == 0 {
-        let write = WriteOptions { durability, memtable_bytes: 20_000, ..WriteOptions::default() };
-        let options = OpenOptions { cache_bytes: 0, ..OpenOptions::default() };
-        let (db, writer) =
-            Db::open_for_writing(&core, DIR.as_ref(), options, write).await.expect("it opens");
-        // It remembers no keys: they have to be read.
-        let owned = Shard::with_memory(&core, db.attach(&core), writer, 0, 0);
+        let (db, owned) = open(&core, small_memtables(durability)).await;
         owned.attach(&node).await;
         shard = Some(owned);
         shared.opened.replace(Some(db));
     }
-    while shared.opened.borrow().is_none() {
-        core.sleep_ns(100_000).await;
-    }
-    let db = shared.opened.borrow().clone().expect("it is open");
-    let listener = core.listen(address()).expect("it listens");
-    let _server = Server::start(&core, db.attach(&core), &node, listener, shard);
-    core.sleep_ns(1_000_000).await;
+    let db = opened(&core, &shared.opened).await;
+    let _server = start(&core, &db, &node, shard).await;
     let mut rng = Rng::new(seed ^ run << 20 ^ (id as u64) << 32);
     let clients: Vec<_> = (0..CLIENTS)
         .map(|number| {
@@ -320,20 +312,11 @@ thread_local! {
 /// one, and the numbers of transactions executed and of conflicts.
 pub fn transactions(seed: u64) -> (Option<String>, u64, u64) {
     let mut rng = Rng::new(seed ^ 0x7A);
-    let world = World::new(seed, CORES, SimConfig { capacity: 100_000, ..SimConfig::default() });
-    world.add_dir(DIR);
+    let world = stalling_world(seed, CORES, SimConfig::default(), 3_000_000, 100_000);
     let shared: Rc<Shared> = Rc::default();
     let durability = [Durability::Process, Durability::Power][seed as usize % 2];
-    let stall = FaultKind::Stall(0..3_000_000);
-    world.add_fault(Fault::new(stall.clone()).chance(100_000));
-    world.add_fault(Fault::new(stall).of(Access::Write).chance(100_000));
     for run in 0..RUNS {
-        let crash = match durability {
-            Durability::Power if rng.coin() => Crash::PowerCut,
-            // At `process` a power cut may leave any subset.
-            _ => Crash::Kill,
-        };
-        world.crash_at(crash, 200..6000);
+        crash_once(&world, &mut rng, durability, 200..6000);
         NODE.set(Some(NodeState::new(CORES, Settings::default(), Node)));
         let (inside, all) = (world.clone(), shared.clone());
         let ended =

@@ -148,7 +148,7 @@ impl Writer {
         match prepared {
             Ok(tables) => ingestion.tables = tables,
             Err(error) => {
-                self.abandon(&ingestion.numbers).await;
+                self.discard_files(&ingestion.numbers).await;
                 return Err(error);
             }
         }
@@ -178,13 +178,13 @@ impl Writer {
             result.unwrap_or_else(|| Err(Error::new(Kind::Io, "the database is being closed")))
         });
         if done.is_err() && !is_taken {
-            self.abandon(&numbers).await;
+            self.discard_files(&numbers).await;
         }
         done
     }
 
-    /// Removes files that are not ingested.
-    async fn abandon(&self, numbers: &[u64]) {
+    /// Removes files that were put into the directory and are not ingested. Suspends for the disk.
+    pub async fn discard_files(&self, numbers: &[u64]) {
         for &number in numbers {
             for name in [FileName::Temp(number), FileName::Sst(number)] {
                 // It has one of the names at most.
