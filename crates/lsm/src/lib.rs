@@ -75,6 +75,7 @@ pub use open::outside::outside;
 pub use options::{OpenOptions, WriteOptions};
 pub use read::iter::{Iter, IterOptions};
 pub use read::reader::Reader;
+pub use read::shared::SharedReader;
 pub use read::snapshot::Snapshot;
 pub use read::stats::ReaderStats;
 pub use read::stretch::{STRETCH_RECORD_BYTES_MAX, Stretch, StretchRecord};

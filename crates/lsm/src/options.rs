@@ -20,6 +20,10 @@ pub struct OpenOptions {
     pub verify_checksums: bool,
     /// Block cache of each reader in bytes; 0 for none.
     pub cache_bytes: usize,
+    /// Let other threads read the caches: see [`Reader::shared`](crate::Reader::shared). Blocks
+    /// are copied into such a cache, and cores copy them out of it, so it is slower for the
+    /// cores.
+    pub shared_cache: bool,
     /// Memory for all indexes and filters, in bytes. Those that do not fit are read on demand.
     pub memory_bytes: usize,
     /// Memory for writes recovered from the log, in bytes. If they need more, opening for writing
@@ -34,6 +38,7 @@ impl Default for OpenOptions {
             salvage: false,
             verify_checksums: true,
             cache_bytes: 0,
+            shared_cache: false,
             memory_bytes: usize::MAX,
             recovered_bytes: usize::MAX,
         }

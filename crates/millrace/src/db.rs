@@ -16,6 +16,7 @@ use crate::range::Range;
 use crate::request::Write;
 use crate::shared;
 use crate::snapshot::Snapshot;
+use crate::stats::Stats;
 use crate::transaction::Transaction;
 use crate::value::Value;
 
@@ -476,6 +477,23 @@ impl Db {
         }
         shared.stop();
         shared.end().await
+    }
+
+    /// Counters since the opening.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let dir = tempfile::tempdir()?;
+    /// # let db = millrace::Db::open(dir.path()).await?;
+    /// db.put("key", "value").await?;
+    /// db.get("key").await?;
+    /// assert_eq!(db.stats().gets_by_caller, 1);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn stats(&self) -> Stats {
+        self.family.engine.stats()
     }
 
     pub(crate) fn engine(&self) -> &Arc<Engine> {

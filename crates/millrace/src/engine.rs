@@ -12,8 +12,10 @@ use crate::batch::WriteBatch;
 use crate::bounds::Limits;
 use crate::door::{Door, NoAnswer};
 use crate::error::{Error, ErrorKind, Result};
+use crate::near::{self, Answer};
 use crate::request::{Back, Chunk, Handle, OpenCursor, Read, Write};
 use crate::shared::{self, Opened, Shared};
+use crate::stats::Stats;
 use crate::value::Value;
 
 /// An open database. Dropping it closes the database, which goes on in its own threads.
@@ -35,8 +37,25 @@ impl Engine {
     fn core_of(&self, key: &[u8]) -> usize {
         match self.reads.len() {
             1 => 0,
-            cores => (hash(key) % cores as u64) as usize,
+            _ => self.core_of_hash(hash(key)),
         }
+    }
+
+    #[inline]
+    fn core_of_hash(&self, hash: u64) -> usize {
+        (hash % self.reads.len() as u64) as usize
+    }
+
+    /// Looks a key up on the caller's thread; `None` if a core must do it.
+    #[inline]
+    fn get_near(&self, family: CfId, key: &[u8]) -> Option<Answer> {
+        let hash = hash(key);
+        self.shared.near.get(self.core_of_hash(hash), family, key, hash >> 8)
+    }
+
+    /// Counters since the opening.
+    pub fn stats(&self) -> Stats {
+        Stats { gets_by_caller: self.shared.near.answered() }
     }
 
     fn next_core(&self) -> usize {
@@ -87,6 +106,15 @@ impl Engine {
         key: &[u8],
         snapshot: Option<&Arc<Handle>>,
     ) -> Result<Option<Value>> {
+        if snapshot.is_none() {
+            self.check()?;
+            if let Some(Answer { value, yields }) = self.get_near(family, key) {
+                if yields {
+                    near::yield_now().await;
+                }
+                return Ok(value);
+            }
+        }
         let key_owned: Box<[u8]> = key.into();
         match snapshot {
             None => {
@@ -101,7 +129,7 @@ impl Engine {
         }
     }
 
-    /// Looks up keys, each at the core that caches it.
+    /// Looks up keys: on the caller's thread, and the others each at the core that caches it.
     pub async fn multi_get(
         &self,
         family: CfId,
@@ -115,12 +143,22 @@ impl Engine {
         if let Some(snapshot) = snapshot {
             return self.read(snapshot.core, make(keys)).await;
         }
-        if self.reads.len() == 1 {
-            return self.read(0, make(keys)).await;
-        }
+        self.check()?;
         let mut found = vec![None; keys.len()];
-        let mut parts = vec![(Vec::new(), Vec::new()); self.reads.len()];
+        let mut rest = Vec::new();
         for (at, key) in keys.into_iter().enumerate() {
+            match self.get_near(family, &key) {
+                Some(Answer { value, yields }) => {
+                    found[at] = value;
+                    if yields {
+                        near::yield_now().await;
+                    }
+                }
+                None => rest.push((at, key)),
+            }
+        }
+        let mut parts = vec![(Vec::new(), Vec::new()); self.reads.len()];
+        for (at, key) in rest {
             let (places, keys) = &mut parts[self.core_of(&key)];
             places.push(at);
             keys.push(key);

@@ -65,10 +65,11 @@
 //!
 //! The engine runs in threads of its own: one, unless [`Options::cores`] says otherwise. Each
 //! drives an io_uring (epoll, where that is not allowed) and holds the cache of its part of the
-//! keys. A call puts its request into a lock-free queue of such a thread and is woken with the
-//! answer. A busy thread takes all requests that wait at once, reads the blocks that are not in
-//! memory at the same time, and writes all batches that have come meanwhile to the log together. So
-//! a thousand tasks need neither a thousand threads nor `spawn_blocking`.
+//! keys. A get whose answer is in memory is answered by the thread that asks. Any other call puts
+//! its request into a lock-free queue of such a thread and is woken with the answer. A busy thread
+//! takes all requests that wait at once, reads the blocks that are not in memory at the same time,
+//! and writes all batches that have come meanwhile to the log together. So a thousand tasks need
+//! neither a thousand threads nor `spawn_blocking`.
 //!
 //! # Cancellation
 //!
@@ -101,12 +102,14 @@ mod door;
 mod engine;
 mod error;
 mod family;
+mod near;
 mod options;
 mod range;
 mod request;
 mod server;
 mod shared;
 mod snapshot;
+mod stats;
 #[cfg(test)]
 mod tests;
 mod transaction;
@@ -123,5 +126,6 @@ pub use lsm::{Compression, Durability, MergeOperator};
 pub use options::Options;
 pub use range::{Entry, Range};
 pub use snapshot::Snapshot;
+pub use stats::Stats;
 pub use transaction::Transaction;
 pub use value::Value;

@@ -191,6 +191,7 @@ impl Options {
         let open = OpenOptions {
             verify_checksums: self.verify_checksums,
             cache_bytes: budget.cache,
+            shared_cache: true,
             memory_bytes: budget.tables,
             recovered_bytes: 2 * budget.memtable,
             ..OpenOptions::default()

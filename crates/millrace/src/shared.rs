@@ -15,6 +15,7 @@ use reactor::{Bell, fork_generation};
 use crate::door::Door;
 use crate::engine::Engine;
 use crate::error::{Error, ErrorKind, Result};
+use crate::near::Near;
 use crate::options::Options;
 use crate::request::{Read, Write};
 use crate::server::{Plan, run_core};
@@ -41,6 +42,8 @@ pub(crate) struct Shared {
     /// How it ended, after all threads did.
     outcome: OnceLock<Result<()>>,
     ended: Waiters,
+    /// What callers look up themselves.
+    pub near: Near,
 }
 
 fn locked<T, R>(mutex: &Mutex<T>, change: impl FnOnce(&mut T) -> R) -> R {
@@ -110,6 +113,14 @@ impl Shared {
     }
 }
 
+impl Drop for Shared {
+    fn drop(&mut self) {
+        if !self.is_here() {
+            self.near.forget();
+        }
+    }
+}
+
 /// The error of calls that a panic has ended.
 #[cold]
 pub(crate) fn panicked() -> Error {
@@ -153,6 +164,7 @@ pub(crate) fn start(
         opener: Mutex::new(Some(opener)),
         outcome: OnceLock::new(),
         ended: Waiters::new(),
+        near: Near::default(),
     });
     let plan = Plan { shared: shared.clone(), open, write, batch_bytes: budget.batches };
     let supervise = move || {
@@ -167,7 +179,9 @@ pub(crate) fn start(
                 closed
             }
         };
-        shared.set_end(match catch_unwind(AssertUnwindSafe(|| reactor::run(&config, main))) {
+        let ran = catch_unwind(AssertUnwindSafe(|| reactor::run(&config, main)));
+        shared.near.close();
+        shared.set_end(match ran {
             Ok(Ok(closed)) => closed.into_iter().collect(),
             Ok(Err(error)) => {
                 let what = format!("cannot start the threads of the database: {error}");

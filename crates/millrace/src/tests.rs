@@ -37,6 +37,32 @@ fn a_panic_of_a_thread_reaches_all_callers() {
     }
 }
 
+/// Dropping the last handle in the child must not release the parent's lock, which it inherits.
+#[test]
+fn a_forked_child_that_drops_all_handles_leaves_the_lock() {
+    let dir = tempdir().unwrap();
+    let db = blocking::Db::open(dir.path()).unwrap();
+    db.put("key", "value").unwrap();
+    let path = dir.path().to_owned();
+    let mut handle = Some(db);
+    let slot = &mut handle;
+    let checked = in_forked_child(move || {
+        drop(slot.take());
+        let elsewhere = tempdir().unwrap();
+        // Opening another database drops what this process still knows of the parent's.
+        let other = blocking::Db::open(elsewhere.path()).unwrap();
+        let locked = blocking::Db::open(&path).unwrap_err().kind() == ErrorKind::Locked;
+        other.close().unwrap();
+        locked
+    });
+    assert!(checked);
+    let db = handle.unwrap();
+    assert_eq!(db.get("key").unwrap().unwrap(), "value");
+    let again = blocking::Db::open(dir.path()).unwrap_err();
+    assert_eq!(again.kind(), ErrorKind::Locked);
+    db.close().unwrap();
+}
+
 /// The child has the handles and not the threads. It must not wait for these, nor disturb its
 /// parent, also when it drops the handles.
 #[test]

@@ -58,7 +58,7 @@ pub use io::net::{Listener, Socket, bind, listen};
 pub use io::unix::{FDS_MAX, UnixListener, UnixSocket};
 pub use io::watch::Watch;
 pub use io::write::{SyncData, WriteAt};
-pub use memory::buf::{BUF_ALIGN, BUF_MAX, Buf, Pool, Promise, SharedBuf, Slice, Spare};
+pub use memory::buf::{BUF_ALIGN, BUF_MAX, Buf, Held, Pool, Promise, SharedBuf, Slice, Spare};
 pub use memory::guard::{Guard, losses};
 pub use memory::mapping::Mapping;
 pub use memory::prefetch::prefetch;

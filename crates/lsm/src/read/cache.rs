@@ -29,7 +29,7 @@ impl BlockKey {
 }
 
 /// Bytes of the cache's own bookkeeping per block.
-const ENTRY_BYTES: u64 = 128;
+pub(crate) const ENTRY_BYTES: u64 = 128;
 
 #[derive(Clone)]
 struct Footprint;
@@ -113,7 +113,7 @@ impl BlockCache {
     /// Evicts up to `bytes` because memory is needed elsewhere. Returns the bytes released.
     pub fn shrink(&mut self, bytes: u64) -> u64 {
         let budget = self.budget;
-        let Some(blocks) = &mut self.blocks else { return 0 };
+        let Some(blocks) = self.blocks.as_mut().filter(|_| bytes > 0) else { return 0 };
         let before = blocks.weight();
         blocks.set_capacity(before.saturating_sub(bytes));
         blocks.set_capacity(budget);
@@ -122,8 +122,8 @@ impl BlockCache {
 }
 
 #[derive(Clone)]
-struct NoHooks;
+pub(crate) struct NoHooks;
 
-impl Lifecycle<BlockKey, Block> for NoHooks {
+impl<V> Lifecycle<BlockKey, V> for NoHooks {
     type RequestState = ();
 }

@@ -3,6 +3,7 @@
 //! Imports point down this list:
 //!
 //! - `reader`: the entry point, one core's handle on a database.
+//! - `shared`: lookups of what is in memory by threads that are not cores.
 //! - `point` looks keys up. `iter` merges all sorted runs, `level_iter` iterates over one, `ahead`
 //!   reads its blocks ahead, `walk` finds them in the index. `covering` has the range tombstones
 //!   that an iterator sees.
@@ -11,8 +12,8 @@
 //! - `load` brings blocks and blobs into memory; `blob` finds values in blob files.
 //! - `state`: what the reader of one core owns. `ReadContext` is a reader with the view that one
 //!   operation uses.
-//! - `run`: the tables of a sorted run. `view`, `value`, `snapshot`, `chunk`, `flight`, `cache`,
-//!   `block`, `seek`, `stats`: the parts.
+//! - `run`: the tables of a sorted run. `shared_cache`: a cache that any thread reads. `view`,
+//!   `value`, `snapshot`, `chunk`, `flight`, `cache`, `block`, `seek`, `stats`: the parts.
 //!
 //! This room uses the state that all cores share (`db`, `version`, `table`, `mem`), and nothing of
 //! `write` or `open`.
@@ -32,6 +33,8 @@ mod point;
 pub(crate) mod reader;
 pub(crate) mod run;
 mod seek;
+pub(crate) mod shared;
+pub(crate) mod shared_cache;
 pub(crate) mod snapshot;
 mod state;
 pub(crate) mod stats;

@@ -16,6 +16,7 @@ use crate::db::{CfId, Db};
 use crate::error::{Kind, Result};
 use crate::read::iter::{Iter, IterOptions};
 use crate::read::point;
+use crate::read::shared::SharedReader;
 use crate::read::snapshot::{Registry, Snapshot};
 use crate::read::state::{ReadContext, ReaderState};
 use crate::read::stats::ReaderStats;
@@ -163,6 +164,12 @@ impl Reader {
             Ok((context, sequence)) => point::get_cached(&context, family, key, sequence),
             Err(error) => Some(Err(error)),
         }
+    }
+
+    /// What other threads need to look up keys in memory. `None` without
+    /// [`OpenOptions::shared_cache`](crate::OpenOptions::shared_cache).
+    pub fn shared(&self) -> Option<SharedReader> {
+        self.0.shared_blocks().map(|blocks| SharedReader::new(&self.0.db, blocks))
     }
 
     /// Brings what [`Reader::get_cached`] of these keys will read into the processor's caches: the

@@ -5,6 +5,7 @@ use std::rc::{Rc, Weak};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use fs::Slice;
 use reactor::{Core, Spare};
 use rocksfmt::Decompressor;
 
@@ -13,6 +14,7 @@ use crate::read::block::Block;
 use crate::read::cache::{BlockCache, BlockKey};
 use crate::read::chunk::{Chunk, Chunks};
 use crate::read::flight::Flights;
+use crate::read::shared_cache::{SharedBlocks, SharedCache};
 use crate::read::snapshot::Registry;
 use crate::read::stats::{Counters, ReaderStats, count};
 use crate::read::view::View;
@@ -25,6 +27,9 @@ pub(crate) struct ReaderState {
     view: RefCell<Rc<View>>,
     pub counters: Counters,
     pub(super) cache: RefCell<BlockCache>,
+    /// The cache that other threads read, if there is one. Then `cache` has only the blocks that
+    /// it does not take, and both together keep to the budget of one.
+    shared: Option<SharedCache>,
     pub(super) flights: RefCell<Flights>,
     /// The chunks that iterators have read ahead.
     read_ahead: RefCell<Vec<Weak<Chunks>>>,
@@ -44,6 +49,8 @@ impl ReaderState {
             view: RefCell::new(Rc::new(View::new(core, db.version(), None))),
             counters: Counters::default(),
             cache: RefCell::new(BlockCache::new(cache_bytes)),
+            shared: (db.options().shared_cache && cache_bytes > 0)
+                .then(|| SharedCache::new(core.pool(), cache_bytes)),
             flights: RefCell::default(),
             read_ahead: RefCell::default(),
             decompressor: RefCell::default(),
@@ -80,15 +87,46 @@ impl ReaderState {
 
     #[inline]
     pub fn cached(&self, key: BlockKey) -> Option<Block> {
-        let block = self.cache.borrow().get(key);
+        // Not borrowed any more when the shared cache needs memory, which may be this one's.
+        let own = self.cache.borrow().get(key);
+        let block = own.or_else(|| self.shared_block(key));
         if block.is_some() {
             count(&self.counters.cache_hits, 1);
         }
         block
     }
 
+    /// A copy of a block of the shared cache, if there is memory for it.
+    #[inline]
+    fn shared_block(&self, key: BlockKey) -> Option<Block> {
+        let block = self.shared.as_ref()?.blocks().get(key)?;
+        let mut copy = self.core.pool().alloc_reclaiming(block.data.len())?;
+        copy.copy_from_slice(&block.data);
+        Some(Block { data: Slice::new(copy.share(), 0..block.data.len()), layout: block.layout })
+    }
+
     pub fn keep(&self, key: BlockKey, block: &Block) {
-        self.cache.borrow_mut().insert(key, block.clone());
+        let mut cache = self.cache.borrow_mut();
+        let Some(shared) = &self.shared else {
+            cache.insert(key, block.clone());
+            return;
+        };
+        // The newer block counts: the other cache makes room for it.
+        let excess =
+            |cache: &BlockCache| (cache.used() + shared.used()).saturating_sub(shared.budget());
+        if shared.takes(block.data.len()) {
+            shared.insert(key, block);
+            let excess = excess(&cache);
+            cache.shrink(excess);
+        } else {
+            cache.insert(key, block.clone());
+            shared.shrink(excess(&cache));
+        }
+    }
+
+    /// The readers' end of the shared cache.
+    pub fn shared_blocks(&self) -> Option<&Arc<SharedBlocks>> {
+        self.shared.as_ref().map(SharedCache::blocks)
     }
 
     /// Registers chunks as memory that may be reclaimed.
@@ -104,7 +142,7 @@ impl ReaderState {
     pub fn stats(&self) -> ReaderStats {
         let cache = self.cache.borrow();
         ReaderStats {
-            cache_bytes: cache.used(),
+            cache_bytes: cache.used() + self.shared.as_ref().map_or(0, SharedCache::used),
             cache_budget: cache.budget(),
             ..self.counters.read()
         }
@@ -123,6 +161,9 @@ impl Spare for ReaderState {
     /// needs memory now.
     fn give_up(&self, bytes: usize) -> usize {
         let mut given = self.cache.borrow_mut().shrink(bytes as u64) as usize;
+        if let Some(shared) = self.shared.as_ref().filter(|_| given < bytes) {
+            given += shared.shrink((bytes - given) as u64) as usize;
+        }
         let read_ahead = self.read_ahead.borrow();
         for chunks in read_ahead.iter().filter_map(Weak::upgrade) {
             if given >= bytes {

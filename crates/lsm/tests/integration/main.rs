@@ -24,6 +24,7 @@ mod merges;
 mod model;
 mod range_deletes;
 mod repair;
+mod shared;
 mod wal_cases;
 mod writing;
 mod written_by_rocksdb;

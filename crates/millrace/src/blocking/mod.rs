@@ -133,6 +133,11 @@ impl Db {
         self.db().path()
     }
 
+    /// See [`Db::stats`](crate::Db::stats).
+    pub fn stats(&self) -> crate::Stats {
+        self.db().stats()
+    }
+
     /// See [`Db::get`](crate::Db::get).
     ///
     /// # Errors

@@ -8,7 +8,8 @@
 //!    (`reads.rs`, `writes.rs`, `cursors.rs`).
 //! 4. When the last handle is dropped or the database is closed, the poller takes what has been
 //!    sent and no more, the cores finish what is running, and core 0 closes the writer. The threads
-//!    end, which releases the lock of the directory.
+//!    end, and the callers' readers are dropped (`near.rs`), which releases the lock of the
+//!    directory.
 //!
 //! If a thread panics, the reactor drops its tasks and poller, and so every request that it had:
 //! their callers get an error. The others see [`Shared::has_failed`] and stop as in step 4.
@@ -26,7 +27,7 @@ use std::path::Path;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use lsm::{Db, OpenOptions, WriteOptions, Writer};
+use lsm::{Db, OpenOptions, SharedReader, WriteOptions, Writer};
 use reactor::{Class, Core, Either, race, timeout};
 
 use self::hall::Hall;
@@ -91,16 +92,22 @@ async fn open(core: &Core, plan: &Arc<Plan>) -> Result<(Opened, Writer)> {
     let (db, writer) = Db::open_for_writing(core, path, open, write).await?;
     let writes = Hall::of(core, plan).serve_writes(&writer);
     let mut reads = Vec::with_capacity(core.cores());
+    let mut near = Vec::with_capacity(core.cores());
     for id in 0..core.cores() {
         let (db, plan) = (db.clone(), plan.clone());
-        reads.push(core.call(id, move |there| serve_reads(there, &plan, &db)).await);
+        let (door, reader) = core.call(id, move |there| serve_reads(there, &plan, &db)).await;
+        reads.push(door);
+        near.extend(reader);
     }
+    plan.shared.near.open(near);
     Ok((Opened { reads, writes }, writer))
 }
 
-/// Makes a core answer reads.
-fn serve_reads(core: &Core, plan: &Arc<Plan>, db: &Db) -> Door<Read> {
-    Hall::of(core, plan).serve_reads(db.attach(core))
+/// Makes a core answer reads, and lets callers read its cache.
+fn serve_reads(core: &Core, plan: &Arc<Plan>, db: &Db) -> (Door<Read>, Option<SharedReader>) {
+    let reader = db.attach(core);
+    let shared = reader.shared();
+    (Hall::of(core, plan).serve_reads(reader), shared)
 }
 
 /// Creates a directory and those above it that are missing, durably.

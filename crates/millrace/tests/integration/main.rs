@@ -6,4 +6,5 @@ mod basics;
 mod ends;
 mod futures;
 mod model;
+mod near;
 mod transactions;

@@ -142,6 +142,7 @@ proptest! {
             for task in tasks {
                 maps.push(task.await.unwrap());
             }
+            assert!(db.stats().gets_by_caller > 0, "no get was answered by its own thread");
             db.close().await.unwrap();
             // Everything is there after the next opening, and nothing else.
             let db = options.open(dir.path()).await.unwrap();

@@ -16,6 +16,9 @@
 //! asks for a [`Promise`] first, while it holds none: all promises together fit under the limit, or
 //! there is only one.
 //!
+//! Memory that an owner takes from the allocator itself, because other threads read it, counts as
+//! used too: see [`Held`].
+//!
 //! One core owns a pool; nothing here is `Send`. Invariants: `used + free <= limit` in bytes (the
 //! limit includes recycled buffers), and a buffer's memory never moves while it lives. The size
 //! classes are those of the program's allocator (jemalloc: four per doubling), so a buffer occupies
@@ -287,6 +290,11 @@ impl Pool {
         Some(Promise { pool: self.clone(), bytes })
     }
 
+    /// Counts memory that is not in buffers; nothing at first.
+    pub fn hold(&self) -> Held {
+        Held { pool: self.clone(), bytes: Cell::new(0) }
+    }
+
     /// Registers `spare`: its buffers are reclaimed when memory is short, as long as it lives.
     pub fn add_spare(&self, spare: Weak<dyn Spare>) {
         let mut spares = self.0.spares.borrow_mut();
@@ -327,6 +335,44 @@ impl Drop for Promise {
         let promised = &self.pool.0.promised;
         promised.set(promised.get() - self.bytes);
         self.pool.0.freed.notify_all();
+    }
+}
+
+/// Memory outside the pool's buffers that counts against its budget until this is dropped.
+pub struct Held {
+    pool: Pool,
+    bytes: Cell<usize>,
+}
+
+impl Held {
+    /// Counts `bytes` instead of what was counted before. Returns false, and changes nothing, if
+    /// they do not fit under the limit. Fewer bytes always fit.
+    pub fn set(&self, bytes: usize) -> bool {
+        let (state, before) = (&*self.pool.0, self.bytes.get());
+        if let Some(more) = bytes.checked_sub(before).filter(|&more| more > 0) {
+            let fits = || {
+                let taken = state.used.get() + state.free_bytes.get();
+                taken.saturating_add(more) <= state.limit.get()
+            };
+            if !fits() {
+                state.trim(more);
+            }
+            if !fits() {
+                return false;
+            }
+        }
+        state.used.set(state.used.get() - before + bytes);
+        self.bytes.set(bytes);
+        if bytes < before {
+            state.freed.notify_all();
+        }
+        true
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.set(0);
     }
 }
 
@@ -494,6 +540,21 @@ impl Deref for Slice {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn memory_beside_the_buffers_counts_until_it_is_released() {
+        let pool = Pool::new(16 << 10);
+        drop(pool.alloc(8 << 10));
+        let held = pool.hold();
+        // The recycled buffer makes room, one in use does not.
+        assert!(held.set(12 << 10) && pool.alloc(8 << 10).is_none());
+        let buf = pool.alloc(4 << 10).unwrap();
+        assert!(!held.set(13 << 10), "a larger amount does not fit");
+        assert_eq!(pool.used(), 16 << 10);
+        assert!(held.set(8 << 10) && pool.alloc(4 << 10).is_some());
+        drop((held, buf));
+        assert_eq!(pool.used(), 0);
+    }
 
     #[test]
     fn promises_fit_together_or_there_is_only_one() {
