@@ -155,11 +155,12 @@ pub(crate) fn settle(cache: Option<&Cache>, touches: &Touches, replies: Option<&
                 _ => cache.answered(None),
             }
         }
-        Touches::Chunk(fetch) => match replies {
-            Some([reply]) => cache.fill_chunk(*fetch, reply),
-            // The link has ended, and with it the stretch.
-            _ => {}
-        },
+        Touches::Chunk(fetch) => {
+            // Without a reply the link has ended, and with it the stretch.
+            if let Some([reply]) = replies {
+                cache.fill_chunk(*fetch, reply);
+            }
+        }
     }
 }
 

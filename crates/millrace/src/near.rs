@@ -13,9 +13,10 @@
 //! would halve what fits into the memory, and letting threads run the core's state machine would
 //! put atomic counts into every buffer of a node. This module has no lock-free code of its own.
 //!
-//! **The end.** Whoever closes the database calls [`Near::close`] after its cores have ended, and
-//! before the end is reported. It waits for the threads that are within a get, a few microseconds
-//! unless the system has stopped one. So no thread holds the lock of the directory afterwards.
+//! **The end.** The first core calls [`Near::close`] before it closes the database, so that the
+//! cores are the last to have its files. After a panic the thread that started the cores does. It
+//! waits for the threads that are within a get, a few microseconds unless the system has stopped
+//! one. So no thread holds the lock of the directory afterwards.
 //!
 //! **Fairness.** A task that always finds its answer would never return to its executor. So each
 //! [`YIELD_EVERY`]th answer first lets other tasks run.

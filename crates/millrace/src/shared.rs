@@ -180,6 +180,7 @@ pub(crate) fn start(
             }
         };
         let ran = catch_unwind(AssertUnwindSafe(|| reactor::run(&config, main)));
+        // After a panic it is still open.
         shared.near.close();
         shared.set_end(match ran {
             Ok(Ok(closed)) => closed.into_iter().collect(),

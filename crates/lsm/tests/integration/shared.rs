@@ -95,7 +95,7 @@ fn another_thread_finds_what_the_core_finds() {
                     assert_eq!(found.as_deref(), Some(&n.to_le_bytes()[..]));
                 }
                 let others = compare(&core, &reader, &model, 0).await;
-                assert!(others > KEYS as usize * 9 / 10);
+                assert!(others > KEYS as usize * 9 / 10, "{others} of {KEYS}, {warm} before");
                 writer.close().await.unwrap();
             }
         });
@@ -181,7 +181,8 @@ fn the_shared_cache_is_bounded_and_gives_way() {
                 assert!(core.pool().used() <= core.pool().limit());
             }
             let full = reader.stats().cache_bytes;
-            assert!(full > BUDGET as u64 / 2 && core.pool().used() as u64 >= full);
+            let used = core.pool().used() as u64;
+            assert!(full > BUDGET as u64 / 2 && used >= full, "{full} of {BUDGET}, {used}");
             assert!(elsewhere(&core, &shared).await.iter().flatten().count() > 1000);
             let found = reader.get(0, b"large", None).await.unwrap().unwrap();
             assert_eq!(found.len(), 4 << 20);

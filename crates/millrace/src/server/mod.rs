@@ -71,6 +71,9 @@ pub(crate) async fn run_core(core: Core, plan: Arc<Plan>) -> Result<()> {
         }
     }
     hall.finished().await;
+    if core.id() == 0 {
+        plan.shared.near.close();
+    }
     let Some(writer) = writer else { return Ok(()) };
     let closed = match plan.shared.has_failed() {
         false => writer.close().await,

@@ -157,7 +157,10 @@ fn child_opens_often() {
         drop((range, snapshot, db));
         counts.push(descriptors());
     }
-    println!("descriptors: {}", if counts[7] <= counts[1] { "as before" } else { "leaked" });
+    println!(
+        "descriptors: {} {counts:?}",
+        if counts[7] <= counts[1] { "as before" } else { "leaked" }
+    );
 }
 
 #[test]

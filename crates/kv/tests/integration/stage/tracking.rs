@@ -240,7 +240,8 @@ impl Reader {
         let floor = *self.shared.acknowledged.borrow();
         let words: [&[u8]; 4] = [b"MR.STRETCH", file.as_bytes(), from.as_bytes(), b"100000"];
         self.client.send(self.caching(&words)).await?;
-        let Reply::Array(frames) = self.get_reply().await? else { panic!("no stretch") };
+        let reply = self.get_reply().await?;
+        let Reply::Array(frames) = &reply else { panic!("no stretch: {reply:?}") };
         for frame in &frames[1..] {
             let mut rest = frame.as_bytes().expect("a frame");
             while let Some((header, after)) = rest.split_first_chunk::<16>() {
