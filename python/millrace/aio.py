@@ -41,9 +41,6 @@ __all__ = [
     "open",
 ]
 
-# A coroutine holds the awaitable of a native call in a variable while it waits: the call is cancelled when the variable
-# goes, which is when the coroutine ends.
-
 _D = TypeVar("_D")
 
 
@@ -99,8 +96,7 @@ class Range(Generic[_E]):
 
     async def __anext__(self) -> _E:
         while (entry := self._raw._pop()) is None:
-            running = self._raw._fill()
-            await running
+            await self._raw._fill()
         return entry
 
 
@@ -126,39 +122,32 @@ class ColumnFamily:
     async def get(self, key: "Buffer", default: _D) -> bytes | _D: ...
     async def get(self, key: "Buffer", default: Any = None) -> Any:
         """Looks up a key; returns `default` if there is no such key."""
-        running = self._raw.get(key)
-        value = await running
+        value = await self._raw.get(key)
         return default if value is None else value
 
     async def get_view(self, key: "Buffer") -> memoryview | None:
         """Looks up a key; returns the value as a read-only memoryview without a copy, or None."""
-        running = self._raw.get_view(key)
-        return cast("memoryview | None", await running)
+        return cast("memoryview | None", await self._raw.get_view(key))
 
     async def multi_get(self, keys: "Iterable[Buffer]") -> list[bytes | None]:
         """Looks up many keys, and reads all that is not in memory at the same time."""
-        running = self._raw.multi_get(keys)
-        return cast("list[bytes | None]", await running)
+        return cast("list[bytes | None]", await self._raw.multi_get(keys))
 
     async def put(self, key: "Buffer", value: "Buffer") -> None:
         """Sets a key."""
-        running = self._raw.put(key, value)
-        await running
+        await self._raw.put(key, value)
 
     async def delete(self, key: "Buffer") -> None:
         """Deletes a key, whether it exists or not."""
-        running = self._raw.delete(key)
-        await running
+        await self._raw.delete(key)
 
     async def delete_range(self, start: "Buffer", stop: "Buffer") -> None:
         """Deletes all keys from `start` to before `stop`, with one write."""
-        running = self._raw.delete_range(start, stop)
-        await running
+        await self._raw.delete_range(start, stop)
 
     async def merge(self, key: "Buffer", operand: "Buffer") -> None:
         """Adds an operand to a key, which the merge operator combines with its value when it is read."""
-        running = self._raw.merge(key, operand)
-        await running
+        await self._raw.merge(key, operand)
 
     def range(
         self, start: "Buffer | None" = None, stop: "Buffer | None" = None, *, reverse: bool = False
@@ -178,8 +167,7 @@ class ColumnFamily:
 
     async def compact(self, start: "Buffer | None" = None, stop: "Buffer | None" = None) -> None:
         """Compacts the tables from `start` to before `stop` into the deepest level."""
-        running = self._raw.compact(start, stop)
-        await running
+        await self._raw.compact(start, stop)
 
 
 class Db(ColumnFamily):
@@ -198,15 +186,13 @@ class Db(ColumnFamily):
 
     async def write(self, batch: WriteBatch) -> None:
         """Writes a batch, all of it or nothing. The batch may be used again."""
-        running = self._raw.write(batch)
-        await running
+        await self._raw.write(batch)
 
     def snapshot(self) -> "_Soon[Snapshot]":
         """Takes a snapshot of the present state: `await` it, or use it with `async with`."""
 
         async def begin() -> Snapshot:
-            running = self._raw.snapshot()
-            return Snapshot(await running)
+            return Snapshot(await self._raw.snapshot())
 
         return _Soon(begin)
 
@@ -214,50 +200,41 @@ class Db(ColumnFamily):
         """Begins an optimistic transaction: `await` it, or use it with `async with`."""
 
         async def begin() -> Transaction:
-            running = self._raw.transaction()
-            return Transaction(await running)
+            return Transaction(await self._raw.transaction())
 
         return _Soon(begin)
 
     async def column_families(self) -> list[str]:
         """The names of all column families, the default one first."""
-        running = self._raw.column_families()
-        return cast("list[str]", await running)
+        return cast("list[str]", await self._raw.column_families())
 
     async def column_family(self, name: str) -> ColumnFamily:
         """The column family with a name."""
-        running = self._raw.column_family(name)
-        return ColumnFamily(await running)
+        return ColumnFamily(await self._raw.column_family(name))
 
     async def create_column_family(self, name: str) -> ColumnFamily:
         """Creates a column family. It is durable when this returns."""
-        running = self._raw.create_column_family(name)
-        return ColumnFamily(await running)
+        return ColumnFamily(await self._raw.create_column_family(name))
 
     async def drop_column_family(self, name: str) -> None:
         """Drops a column family with everything in it."""
-        running = self._raw.drop_column_family(name)
-        await running
+        await self._raw.drop_column_family(name)
 
     async def checkpoint(self, path: str | os.PathLike[str]) -> None:
         """Makes a checkpoint in a new directory."""
-        running = self._raw.checkpoint(path)
-        await running
+        await self._raw.checkpoint(path)
 
     async def sync(self) -> None:
         """Makes everything that was acknowledged before survive a power cut."""
-        running = self._raw.sync()
-        await running
+        await self._raw.sync()
 
     async def flush(self) -> None:
         """Writes all memtables to tables. It is not needed for durability."""
-        running = self._raw.flush()
-        await running
+        await self._raw.flush()
 
     async def close(self) -> None:
         """Closes the database for all handles, and waits for the end."""
-        running = self._raw.close()
-        await running
+        await self._raw.close()
 
     async def __aenter__(self) -> Self:
         return self
@@ -290,16 +267,14 @@ class Snapshot:
         self, key: "Buffer", default: Any = None, *, column_family: ColumnFamily | None = None
     ) -> Any:
         """Looks up a key; returns `default` if there is no such key."""
-        running = self._raw.get(key, column_family=_raw_family(column_family))
-        value = await running
+        value = await self._raw.get(key, column_family=_raw_family(column_family))
         return default if value is None else value
 
     async def multi_get(
         self, keys: "Iterable[Buffer]", *, column_family: ColumnFamily | None = None
     ) -> list[bytes | None]:
         """Looks up many keys, all at this moment."""
-        running = self._raw.multi_get(keys, column_family=_raw_family(column_family))
-        return cast("list[bytes | None]", await running)
+        return cast("list[bytes | None]", await self._raw.multi_get(keys, column_family=_raw_family(column_family)))
 
     def range(
         self,
@@ -357,8 +332,7 @@ class _Work:
         nothing was written."""
         async with self._turn:
             self._ended = True
-            running = self._raw.commit()
-            await running
+            await self._raw.commit()
 
     def abandon(self) -> None:
         """Abandons the transaction. Nothing is written."""
@@ -394,8 +368,7 @@ class Transaction(_Work):
     ) -> Any:
         """Looks up a key, which nobody else may write until the commit."""
         async with self._turn:
-            running = self._raw.get(key, column_family=_raw_family(column_family))
-            value = await running
+            value = await self._raw.get(key, column_family=_raw_family(column_family))
         return default if value is None else value
 
     async def multi_get(
@@ -403,8 +376,7 @@ class Transaction(_Work):
     ) -> list[bytes | None]:
         """Looks up many keys, which nobody else may write until the commit."""
         async with self._turn:
-            running = self._raw.multi_get(keys, column_family=_raw_family(column_family))
-            return cast("list[bytes | None]", await running)
+            return cast("list[bytes | None]", await self._raw.multi_get(keys, column_family=_raw_family(column_family)))
 
     def put(self, key: "Buffer", value: "Buffer", *, column_family: ColumnFamily | None = None) -> None:
         """Sets a key at the commit."""
@@ -431,8 +403,7 @@ class ClientTransaction(_Work):
     async def get(self, key: "Buffer", default: Any = None) -> Any:
         """Reads a key, and makes the commit depend on it."""
         async with self._turn:
-            running = self._raw.get(key)
-            value = await running
+            value = await self._raw.get(key)
         return default if value is None else value
 
     def set(self, key: "Buffer", value: "Buffer") -> None:
@@ -459,34 +430,28 @@ class Client:
     async def get(self, key: "Buffer", default: _D) -> bytes | _D: ...
     async def get(self, key: "Buffer", default: Any = None) -> Any:
         """Looks up a key; returns `default` if there is no such key."""
-        running = self._raw.get(key)
-        value = await running
+        value = await self._raw.get(key)
         return default if value is None else value
 
     async def multi_get(self, keys: "Iterable[Buffer]") -> list[bytes | None]:
         """Looks up many keys."""
-        running = self._raw.multi_get(keys)
-        return cast("list[bytes | None]", await running)
+        return cast("list[bytes | None]", await self._raw.multi_get(keys))
 
     async def set(self, key: "Buffer", value: "Buffer") -> None:
         """Sets a key. It is acknowledged when it is as durable as the server makes writes."""
-        running = self._raw.set(key, value)
-        await running
+        await self._raw.set(key, value)
 
     async def delete(self, key: "Buffer") -> bool:
         """Deletes a key. Returns whether there was one."""
-        running = self._raw.delete(key)
-        return cast(bool, await running)
+        return cast(bool, await self._raw.delete(key))
 
     async def delete_range(self, start: "Buffer", stop: "Buffer") -> int:
         """Deletes all keys from `start` to before `stop`; returns how many there were. Only on a Millrace node."""
-        running = self._raw.delete_range(start, stop)
-        return cast(int, await running)
+        return cast(int, await self._raw.delete_range(start, stop))
 
     async def write(self, batch: ClientBatch) -> None:
         """Writes a batch, all of it or nothing. The batch may be used again."""
-        running = self._raw.write(batch)
-        await running
+        await self._raw.write(batch)
 
     def range(
         self, start: "Buffer | None" = None, stop: "Buffer | None" = None, *, reverse: bool = False
@@ -504,8 +469,7 @@ class Client:
 
     async def wait_coherent(self) -> None:
         """After this, no read returns a cached value older than the call."""
-        running = self._raw.wait_coherent()
-        await running
+        await self._raw.wait_coherent()
 
     def cache_stats(self) -> dict[str, int]:
         """The cache's counts; all 0 without a cache."""
@@ -528,8 +492,7 @@ def open(path: str | os.PathLike[str], **options: "Unpack[OpenOptions]") -> _Soo
     """Opens the database in a directory: `await` it, or use it with `async with`. See `millrace.open`."""
 
     async def begin() -> Db:
-        running: Any = _native.open(path, False, **options)
-        return Db(await running)
+        return Db(await _native.open(path, False, **options))
 
     return _Soon(begin)
 
@@ -538,7 +501,6 @@ def connect(address: str, **options: "Unpack[ConnectOptions]") -> _Soon[Client]:
     """Connects to a Millrace node or a Redis server: `await` it, or use it with `async with`. See `millrace.connect`."""
 
     async def begin() -> Client:
-        running: Any = _native.connect(address, False, **options)
-        return Client(await running)
+        return Client(await _native.connect(address, False, **options))
 
     return _Soon(begin)

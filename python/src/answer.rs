@@ -63,6 +63,7 @@ impl Answer {
 }
 
 fn list<T: AsRef<[u8]>>(py: Python<'_>, values: &[Option<T>]) -> PyResult<Py<PyAny>> {
-    let values = values.iter().map(|value| value.as_ref().map(|value| PyBytes::new(py, value.as_ref())));
+    let values =
+        values.iter().map(|value| value.as_ref().map(|value| PyBytes::new(py, value.as_ref())));
     Ok(PyList::new(py, values)?.into_any().unbind())
 }

@@ -120,9 +120,8 @@ pub fn connect(
             answer(py, client.map(|client| Answer::Client(Kind::Blocking(client))))
         }
         Mode::Loop => {
-            let connected = async move {
-                Ok(Answer::Client(Kind::Loop(options.connect(&address).await?)))
-            };
+            let connected =
+                async move { Ok(Answer::Client(Kind::Loop(options.connect(&address).await?))) };
             Mode::Loop.run(py, in_runtime(connected)?)
         }
     }
@@ -301,7 +300,12 @@ impl Client {
         }
     }
 
-    fn __setitem__(&self, py: Python<'_>, key: Bytes<'_, '_>, value: Bytes<'_, '_>) -> PyResult<()> {
+    fn __setitem__(
+        &self,
+        py: Python<'_>,
+        key: Bytes<'_, '_>,
+        value: Bytes<'_, '_>,
+    ) -> PyResult<()> {
         self.set(py, key, value).map(drop)
     }
 

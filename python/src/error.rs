@@ -51,7 +51,8 @@ pub fn exception(py: Python<'_>, kind: &str, text: &str) -> PyErr {
 
 fn class<'py>(py: Python<'py>, kind: &str) -> PyResult<Bound<'py, PyType>> {
     static CLASS: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
-    let of_kind =
-        CLASS.get_or_try_init(py, || py.import("millrace._errors")?.getattr("of_kind").map(Bound::unbind))?;
+    let of_kind = CLASS.get_or_try_init(py, || {
+        py.import("millrace._errors")?.getattr("of_kind").map(Bound::unbind)
+    })?;
     Ok(of_kind.bind(py).call1((kind,))?.cast_into::<PyType>()?)
 }

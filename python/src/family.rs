@@ -192,7 +192,12 @@ impl ColumnFamily {
         }
     }
 
-    fn __setitem__(&self, py: Python<'_>, key: Bytes<'_, '_>, value: Bytes<'_, '_>) -> PyResult<()> {
+    fn __setitem__(
+        &self,
+        py: Python<'_>,
+        key: Bytes<'_, '_>,
+        value: Bytes<'_, '_>,
+    ) -> PyResult<()> {
         self.put(py, key, value).map(drop)
     }
 

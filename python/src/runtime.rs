@@ -27,7 +27,9 @@ pub fn handle() -> PyResult<&'static Handle> {
         .thread_name("millrace-client")
         .enable_all()
         .build()
-        .map_err(|error| PyOSError::new_err(format!("cannot start a thread for clients: {error}")))?;
+        .map_err(|error| {
+            PyOSError::new_err(format!("cannot start a thread for clients: {error}"))
+        })?;
     let made: &'static Runtime = Box::leak(Box::new(made));
     *runtime = Some((process, made));
     Ok(made.handle())

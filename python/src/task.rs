@@ -7,8 +7,9 @@
 //! 3. The loop sees the eventfd readable and calls the channel, which polls all tasks in the inbox
 //!    and sets the results of those that are done.
 //!
-//! **Cancellation**: when the coroutine that awaits an [`Operation`] ends, the operation is dropped
-//! with it, and with that the Rust future. That is safe at any await of the crate `millrace`.
+//! **Cancellation**: an exception that is thrown into the coroutine that awaits an [`Operation`]
+//! passes through it, and it drops the Rust future. That is safe at any await of the crate
+//! `millrace`. Dropping the [`Operation`] does the same.
 //!
 //! **Who may touch what**: the state of a task belongs to the thread that has the GIL. A waker only
 //! uses the inbox and the eventfd; a task that only wakers have holds no Python object.
@@ -25,10 +26,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::task::{Context, Poll, Wake, Waker};
 
 use nix::sys::eventfd::{EfdFlags, EventFd};
-use pyo3::exceptions::PyOSError;
+use pyo3::exceptions::{PyOSError, PyStopIteration};
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
+use pyo3::types::PyTuple;
 use reactor::inbox::{Inbox, Sender, inbox};
 
 use crate::answer::Outcome;
@@ -203,25 +205,62 @@ fn channel(py: Python<'_>) -> PyResult<(Bound<'_, PyAny>, Py<Channel>)> {
     Ok((running, channel))
 }
 
-/// An operation that goes on: an awaitable. Dropping it cancels the operation, so whoever awaits it
-/// must hold it as long.
+/// An operation that goes on: an awaitable, and its iterator. When the coroutine that awaits it is
+/// cancelled, or it is dropped, the operation is dropped.
 #[pyclass(frozen)]
 pub struct Operation {
     task: Arc<Task>,
     future: Py<PyAny>,
 }
 
+impl Operation {
+    fn cancel(&self) {
+        let running = lock(&self.task.state).take();
+        drop(running);
+    }
+}
+
 #[pymethods]
 impl Operation {
-    fn __await__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        self.future.bind(py).call_method0(intern!(py, "__await__"))
+    fn __await__(slf: Bound<'_, Self>) -> Bound<'_, Self> {
+        slf
+    }
+
+    fn __iter__(slf: Bound<'_, Self>) -> Bound<'_, Self> {
+        slf
+    }
+
+    /// As the iterator of an `asyncio.Future`: yields the future until it is done.
+    fn __next__(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
+        let future = self.future.bind(py);
+        if future.call_method0(intern!(py, "done"))?.is_truthy()? {
+            let result = future.call_method0(intern!(py, "result"))?;
+            return Err(PyStopIteration::new_err((result.unbind(),)));
+        }
+        future.setattr(intern!(py, "_asyncio_future_blocking"), true)?;
+        Ok(self.future.clone_ref(py))
+    }
+
+    /// What the coroutine raises where it awaits: a cancellation.
+    #[pyo3(signature = (*exception))]
+    fn throw<'py>(
+        &self,
+        py: Python<'py>,
+        exception: &Bound<'py, PyTuple>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        self.cancel();
+        let iterator = self.future.bind(py).call_method0(intern!(py, "__await__"))?;
+        iterator.call_method1(intern!(py, "throw"), exception)
+    }
+
+    fn close(&self) {
+        self.cancel();
     }
 }
 
 impl Drop for Operation {
     fn drop(&mut self) {
-        let running = lock(&self.task.state).take();
-        drop(running);
+        self.cancel();
     }
 }
 
