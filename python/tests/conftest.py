@@ -1,6 +1,7 @@
 """Servers for the tests: a node and redis-server."""
 
 import contextlib
+import itertools
 import os
 import pathlib
 import socket
@@ -20,10 +21,23 @@ class Server:
         self.address = f"127.0.0.1:{port}"
 
 
+def ports():
+    """Ports of 127.0.0.1 that the system gives to nobody who asks for any: below its range for those, and below the ports
+    of e2e/millrace.py. Each worker of the tests has 1,000 of its own."""
+    first = 12_000 + 1000 * int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    for number in itertools.count(os.getpid()):
+        yield first + number % 1000
+
+
+PORTS = ports()
+
+
 def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    """A port at which nobody listens, another one each time."""
+    for port in PORTS:
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 def answers(port):
