@@ -193,7 +193,7 @@ def test_a_reader_that_stops_in_the_middle_holds_bounded_memory(tmp_path):
             for reader in stalled:
                 reader.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
                 reader.socket.close()
-            assert len(read_file(client, file)) > 1000
+            assert len(read_file(client, file)) > 500
             assert node.alive()
 
 

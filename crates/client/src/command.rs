@@ -219,9 +219,9 @@ pub(crate) fn value(reply: Reply) -> Result<Option<Vec<u8>>> {
 }
 
 /// The reply to [`Command::get_missed`].
-pub(crate) fn missed_value(reply: Reply) -> Result<Option<Vec<u8>>> {
+pub(crate) fn missed_value(reply: Reply, with_place: bool) -> Result<Option<Vec<u8>>> {
     match reply {
-        Reply::Array(mut words) if matches!(words.len(), 1 | 3) => {
+        Reply::Array(mut words) if with_place && matches!(words.len(), 1 | 3) => {
             value(words.pop().unwrap_or(Reply::Null))
         }
         reply => value(reply),

@@ -136,7 +136,7 @@ impl Client {
     /// for, such as [`ErrorKind::WrongType`]; as from all calls.
     pub async fn get(&self, key: impl AsRef<[u8]>) -> Result<Option<Vec<u8>>> {
         let key = key.as_ref();
-        let mut command = Command::get(key);
+        let (mut command, mut with_place) = (Command::get(key), false);
         if let Some(cache) = &self.shared.cache {
             match cache.get(key, std::time::Instant::now()) {
                 Lookup::Hit(found) => {
@@ -153,11 +153,12 @@ impl Client {
                     {
                         return Ok(found);
                     }
-                    command = Command::get_missed(turn != Turn::Ask, ticket, key);
+                    with_place = turn != Turn::Ask;
+                    command = Command::get_missed(with_place, ticket, key);
                 }
             }
         }
-        missed_value(self.one(command).await?)
+        missed_value(self.one(command).await?, with_place)
     }
 
     /// Looks up many keys. The answers are in the order of the keys; each may be of another moment.

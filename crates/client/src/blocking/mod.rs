@@ -141,7 +141,7 @@ impl Client {
                 let with_place = turn != Turn::Ask;
                 let asked = link.ask(Command::get_missed(with_place, ticket, key), deadline);
                 match asked {
-                    Ok(Some(reply)) => missed_value(reply),
+                    Ok(Some(reply)) => missed_value(reply, with_place),
                     not_answered => {
                         if with_place {
                             cache.answered(None);

@@ -9,7 +9,7 @@ use fs::Slice;
 use rocksfmt::{BLOB_FOOTER_BYTES, BLOB_HEADER_BYTES, BLOB_RECORD_HEADER_BYTES, BlobRecord};
 
 use crate::db::CfId;
-use crate::error::Result;
+use crate::error::{Kind, Result};
 use crate::read::state::ReadContext;
 use crate::read::value::Place;
 
@@ -75,7 +75,7 @@ impl Stretch {
 }
 
 /// Reads the records that begin in `bytes` bytes from `from` on. `None`: there is no such file, or
-/// nothing there.
+/// nothing there, or it ends earlier than it did when the view was taken.
 pub(crate) async fn read(
     context: &ReadContext,
     family: CfId,
@@ -95,7 +95,12 @@ pub(crate) async fn read(
     }
     let end = limit.min(from.saturating_add(bytes as u64));
     let len = (limit.min(end + TAIL_BYTES as u64) - from) as usize;
-    let data = state.read(handle, from, len).await?;
+    let data = match state.read(handle, from, len).await {
+        Ok(data) => data,
+        // Its unused end was cut off meanwhile, or it is damaged: a get of a key tells which.
+        Err(error) if error.kind() == Kind::Corruption => return Ok(None),
+        Err(error) => return Err(error),
+    };
     let within = (end - from) as usize;
     let (mut records, mut last) = (Vec::new(), None);
     let (mut at, mut step) = (0, STEP_BYTES);
@@ -121,9 +126,10 @@ pub(crate) async fn read(
         let Some(record) = data.get(start..start + record_len) else {
             let start = from + start as u64;
             if start + record_len as u64 <= limit {
-                let record = state.read(handle, start, record_len).await?;
-                if found.verify(&record).is_ok() {
-                    last = Some((start, record));
+                match state.read(handle, start, record_len).await {
+                    Ok(record) if found.verify(&record).is_ok() => last = Some((start, record)),
+                    Err(error) if error.kind() != Kind::Corruption => return Err(error),
+                    _ => {}
                 }
             }
             break;
