@@ -26,5 +26,5 @@ mod writer;
 
 pub use dir::{Dir, NamesMark};
 pub use reactor::{DirEntry, File, LockGuard, Mode, SharedFile, Slice, SyncData, WriteAt};
-pub use read::{Reading, read, read_briefly, start_read};
+pub use read::{Reading, read, read_briefly, read_until_end, start_read};
 pub use writer::FileWriter;

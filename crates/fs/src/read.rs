@@ -22,6 +22,8 @@ pub struct Reading {
     len: usize,
     tries: u32,
     failed: bool,
+    /// What there is before the end of the file is enough.
+    may_end: bool,
 }
 
 /// The aligned range around `len` bytes at `offset`: its offset, its length, and the start of the
@@ -59,7 +61,16 @@ pub fn start_read(file: &File, offset: u64, len: usize) -> io::Result<Option<Rea
 fn begin(file: &File, offset: u64, start: usize, len: usize, buf: Buf) -> Reading {
     let mut read = file.read_at(offset, buf);
     read.start();
-    Reading { file: file.clone(), read, offset, start, len, tries: 1, failed: false }
+    Reading {
+        file: file.clone(),
+        read,
+        offset,
+        start,
+        len,
+        tries: 1,
+        failed: false,
+        may_end: false,
+    }
 }
 
 /// Reads `len` bytes at `offset`; suspends for memory and for the device.
@@ -78,6 +89,20 @@ pub async fn read(file: &File, offset: u64, len: usize) -> io::Result<Slice> {
 /// As for [`read`].
 pub async fn read_briefly(file: &File, offset: u64, len: usize) -> io::Result<Slice> {
     read_into(file, offset, len, |whole| file.core().alloc_registered(whole)).await
+}
+
+/// As [`read`], but of a file that may be shorter than [`File::size`] says because it was cut since
+/// it was opened: fewer bytes, or none, if it ends before the range does.
+///
+/// # Errors
+/// As for [`read`], without `UnexpectedEof`.
+pub async fn read_until_end(file: &File, offset: u64, len: usize) -> io::Result<Slice> {
+    checked_end(offset, len)?;
+    let (from, whole, start) = aligned(file, offset, len);
+    let buf = file.core().alloc_wait(whole).await?;
+    let mut reading = begin(file, from, start, len, buf);
+    reading.may_end = true;
+    reading.await
 }
 
 /// Reads into a buffer that `first` gives, or else into any other one.
@@ -119,6 +144,9 @@ impl Future for Reading {
                 return Poll::Ready(Ok(Slice::new(buf.share(), self.start..need)));
             }
             if self.tries == TRIES || self.offset + n as u64 >= self.file.size() {
+                if self.may_end {
+                    return Poll::Ready(Ok(Slice::new(buf.share(), self.start..n.max(self.start))));
+                }
                 return Poll::Ready(Err(io::Error::new(
                     io::ErrorKind::UnexpectedEof,
                     format!("{n} of {need} bytes at offset {}", self.offset),

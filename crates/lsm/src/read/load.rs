@@ -162,6 +162,11 @@ impl ReaderState {
         fs::read(file, offset, len).await.map_err(|e| not_read(file, offset, &e))
     }
 
+    /// Reads a range of a file that may have been cut since it was opened: as much as there is.
+    pub async fn read_until_end(&self, file: &File, offset: u64, len: usize) -> Result<Slice> {
+        fs::read_until_end(file, offset, len).await.map_err(|e| not_read(file, offset, &e))
+    }
+
     /// Starts a read-ahead if memory is plentiful. Half of the memory outside the cache is reserved
     /// for demand reads; otherwise iterators would wait for memory that they hold themselves. "The
     /// cache" is the core's, also for a reader that has none of its own.

@@ -75,7 +75,7 @@ impl Stretch {
 }
 
 /// Reads the records that begin in `bytes` bytes from `from` on. `None`: there is no such file, or
-/// nothing there, or it ends earlier than it did when the view was taken.
+/// nothing there.
 pub(crate) async fn read(
     context: &ReadContext,
     family: CfId,
@@ -95,13 +95,11 @@ pub(crate) async fn read(
     }
     let end = limit.min(from.saturating_add(bytes as u64));
     let len = (limit.min(end + TAIL_BYTES as u64) - from) as usize;
-    let data = match state.read(handle, from, len).await {
-        Ok(data) => data,
-        // Its unused end was cut off meanwhile, or it is damaged: a get of a key tells which.
-        Err(error) if error.kind() == Kind::Corruption => return Ok(None),
-        Err(error) => return Err(error),
-    };
-    let within = (end - from) as usize;
+    // The unused end of a complete file is cut off.
+    let data = state.read_until_end(handle, from, len).await?;
+    let asked = (end - from) as usize;
+    let within = asked.min(data.len());
+    let has_more = if data.len() < len { asked < data.len() } else { end < limit };
     let (mut records, mut last) = (Vec::new(), None);
     let (mut at, mut step) = (0, STEP_BYTES);
     while at < within {
@@ -146,5 +144,5 @@ pub(crate) async fn read(
         });
         at = start + record_len;
     }
-    Ok(Some(Stretch { file, base: from, data, last, records, has_more: end < limit }))
+    Ok(Some(Stretch { file, base: from, data, last, records, has_more }))
 }
