@@ -11,4 +11,3 @@ mod judge;
 mod manifest;
 mod reads;
 mod repair;
-mod space;

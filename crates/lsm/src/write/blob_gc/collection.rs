@@ -74,11 +74,7 @@ pub(super) async fn collect(
         family,
         victims: victims.clone(),
         tables: suspected,
-        file_bytes: blob_writer::file_bytes_for(
-            &said,
-            &state.options,
-            state.blob_gc.space.bytes().1,
-        ),
+        file_bytes: blob_writer::file_bytes(&said, &state.options),
         values_max: 2 * VALUES_MAX as usize,
         pace: state.paces.blob_gc.clone(),
     };
