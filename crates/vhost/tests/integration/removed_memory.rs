@@ -133,10 +133,10 @@ impl Bystander {
 
 const DEVICES: [&str; 6] = [
     "delay:all=100ms|mem:64M",
-    "delay:all=100ms|FILE",
-    "delay:all=100ms|FILE?engine=aio",
-    "delay:all=100ms|FILE?engine=mmap",
-    "delay:all=100ms|FILE?engine=sync",
+    "delay:all=300ms|FILE",
+    "delay:all=300ms|FILE?engine=aio",
+    "delay:all=300ms|FILE?engine=mmap",
+    "delay:all=300ms|FILE?engine=sync",
     "limit:bytes=600M&burst=1ms|FILE",
 ];
 
