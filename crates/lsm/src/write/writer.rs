@@ -221,8 +221,7 @@ impl Writer {
         };
         state.flushes.waiting.borrow_mut().push_back(recovered);
         let commit = state.clone();
-        // Many writers wait for each group: it goes ahead of the reads that are ready to run.
-        state.core.spawn(Class::Control, async move {
+        state.core.spawn(Class::Foreground, async move {
             commit::run(&commit, log).await;
             commit.lifecycle.committing.set(false);
             commit.changed.notify_all();
