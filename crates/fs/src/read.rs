@@ -8,8 +8,8 @@ use std::task::{Context, Poll};
 use reactor::{Buf, File, ReadAt, Slice};
 
 /// Attempts in all: after a short read the whole range is read again, and once after an error of
-/// the device.
-const TRIES: u32 = 4;
+/// the device. So many reads in a row are short only where a file was cut.
+const TRIES: u32 = 8;
 
 /// A read in flight; resolves to exactly the requested bytes.
 pub struct Reading {
@@ -80,7 +80,7 @@ fn begin(file: &File, offset: u64, start: usize, len: usize, buf: Buf) -> Readin
 /// the core's budget; otherwise the device's errors, if the range cannot be read the second time
 /// either.
 pub async fn read(file: &File, offset: u64, len: usize) -> io::Result<Slice> {
-    read_into(file, offset, len, |_| None).await
+    begin_with(file, offset, len, |_| None).await?.await
 }
 
 /// As [`read`], for bytes that are soon released: the read may cost less.
@@ -88,7 +88,7 @@ pub async fn read(file: &File, offset: u64, len: usize) -> io::Result<Slice> {
 /// # Errors
 /// As for [`read`].
 pub async fn read_briefly(file: &File, offset: u64, len: usize) -> io::Result<Slice> {
-    read_into(file, offset, len, |whole| file.core().alloc_registered(whole)).await
+    begin_with(file, offset, len, |whole| file.core().alloc_registered(whole)).await?.await
 }
 
 /// As [`read`], but of a file that may be shorter than [`File::size`] says because it was cut since
@@ -97,28 +97,25 @@ pub async fn read_briefly(file: &File, offset: u64, len: usize) -> io::Result<Sl
 /// # Errors
 /// As for [`read`], without `UnexpectedEof`.
 pub async fn read_until_end(file: &File, offset: u64, len: usize) -> io::Result<Slice> {
-    checked_end(offset, len)?;
-    let (from, whole, start) = aligned(file, offset, len);
-    let buf = file.core().alloc_wait(whole).await?;
-    let mut reading = begin(file, from, start, len, buf);
+    let mut reading = begin_with(file, offset, len, |_| None).await?;
     reading.may_end = true;
     reading.await
 }
 
-/// Reads into a buffer that `first` gives, or else into any other one.
-async fn read_into(
+/// Starts a read into a buffer that `first` gives, or else into any other one. Suspends for memory.
+async fn begin_with(
     file: &File,
     offset: u64,
     len: usize,
     first: impl Fn(usize) -> Option<Buf>,
-) -> io::Result<Slice> {
+) -> io::Result<Reading> {
     checked_end(offset, len)?;
     let (from, whole, start) = aligned(file, offset, len);
     let buf = match first(whole) {
         Some(buf) => buf,
         None => file.core().alloc_wait(whole).await?,
     };
-    begin(file, from, start, len, buf).await
+    Ok(begin(file, from, start, len, buf))
 }
 
 impl Future for Reading {
