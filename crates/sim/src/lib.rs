@@ -22,7 +22,8 @@
 //!   repairs the database, with kills and power cuts at any moment of the repair, too;
 //! - [`manifest`] cuts power at every completion of a run in which the MANIFEST is often replaced;
 //! - [`reads`] lets several cores read the database while the disk fails, and then checks that all
-//!   keys are readable after the disk is healed.
+//!   keys are readable after the disk is healed;
+//! - [`space`] writes values over and over, and compares the space of blob files with its limit.
 
 #![forbid(unsafe_code)]
 
@@ -39,4 +40,5 @@ pub mod manifest;
 pub mod reads;
 pub mod repair;
 pub mod seeds;
+pub mod space;
 pub mod table;

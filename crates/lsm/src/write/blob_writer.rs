@@ -53,6 +53,9 @@ use crate::write::state::{Pending, WriteState};
 /// The bounds of a file's length. All of it is allocated in advance.
 const FILE_BYTES_MIN: u64 = 64 << 10;
 const FILE_BYTES_MAX: u64 = 256 << 20;
+/// In a small database a file has this part of the live bytes, but at least so many.
+const FILE_PART: u64 = 8;
+const FILE_BYTES_SMALL: u64 = 4 << 20;
 /// The unit of lengths; a multiple of every device's block. Values do not reach into the last one
 /// of a file, so that writing them never touches the footer.
 const UNIT: u64 = 64 << 10;
@@ -91,12 +94,24 @@ pub(crate) fn file_bytes(said: &StoredBlobs, options: &WriteOptions) -> u64 {
     bytes.clamp(FILE_BYTES_MIN, FILE_BYTES_MAX)
 }
 
+/// The same in a database with `live` bytes of values, so that a few files that become full of
+/// garbage together are not a large part of all. OPTIONS are obeyed as they are.
+pub(crate) fn file_bytes_for(said: &StoredBlobs, options: &WriteOptions, live: u64) -> u64 {
+    match said.file_bytes {
+        Some(_) => file_bytes(said, options),
+        None => file_bytes(said, options).min((live / FILE_PART).max(FILE_BYTES_SMALL)),
+    }
+}
+
 /// What a family stores in blob files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Store {
     /// Least bytes of a value.
     value_min: usize,
+    /// Most bytes of a file.
     file_bytes: u64,
+    /// The files of a small database may be smaller.
+    adapts: bool,
 }
 
 impl Store {
@@ -105,7 +120,19 @@ impl Store {
         let said = db.0.stored_options.blobs(name);
         let value_min = options.blob_min.or(said.value_min)?.max(2);
         let file_bytes = file_bytes(&said, options).next_multiple_of(UNIT) + UNIT;
-        said.are_supported.then_some(Store { value_min, file_bytes })
+        let adapts = said.file_bytes.is_none();
+        said.are_supported.then_some(Store { value_min, file_bytes, adapts })
+    }
+
+    /// The length of the next file, which gets at least `bytes` of values, in a database with
+    /// `live` bytes of them.
+    fn next_file_bytes(&self, bytes: u64, live: u64) -> u64 {
+        let unit = |bytes: u64| bytes.next_multiple_of(UNIT) + UNIT;
+        let least = unit(bytes.saturating_add(BLOB_HEADER_BYTES as u64));
+        match self.adapts {
+            true => self.file_bytes.min(unit((live / FILE_PART).max(FILE_BYTES_SMALL)).max(least)),
+            false => self.file_bytes,
+        }
     }
 }
 
@@ -166,6 +193,11 @@ impl Blobs {
             self.unsealed.borrow_mut().remove(&open.number);
         }
         self.in_logs.borrow_mut().retain(|file| file.family != family);
+    }
+
+    /// Bytes in the files that get values.
+    pub fn open_bytes(&self) -> u64 {
+        self.open.borrow().values().map(|file| file.end).sum()
     }
 
     /// Bytes that were stored since the memtables began.
@@ -514,7 +546,8 @@ impl WriteState {
         if !has_table(&version) || self.core.now_ns() < blobs.create_after_ns.get() {
             return Ok(());
         }
-        match self.create_blob_file(family, store.file_bytes).await {
+        let (_, live) = self.blob_gc.space.bytes();
+        match self.create_blob_file(family, store.next_file_bytes(bytes, live)).await {
             Ok(Some(file)) => drop(blobs.open.borrow_mut().insert(family, file)),
             Ok(None) => {}
             // Its values go to the log.

@@ -47,9 +47,6 @@ const LOG_TRIES: u32 = 2;
 /// Memtables that hold less memory than this are never full.
 const MEMTABLES_SMALL: usize = 1 << 20;
 
-/// Memtables are full once they refer to so large a part of the live bytes in blob files.
-const BLOB_GENERATIONS: u64 = 64;
-
 /// Commits until writing ends. `log` is `None` if the disk had no space for one.
 pub(crate) async fn run(state: &Rc<WriteState>, log: Option<WalWriter>) {
     let live = new_memtables(state);
@@ -376,8 +373,7 @@ impl Commit<'_> {
         let bytes_part = part(sum(LiveWriter::bytes), limit / 4);
         let tombstones = self.live.values().map(LiveWriter::range_tombstones).max();
         // Merges find the garbage of blob files only once the references are in tables.
-        let (_, live) = self.state.blob_gc.space.bytes();
-        let blobs_max = (live / BLOB_GENERATIONS).max(limit as u64);
+        let blobs_max = self.state.blob_generation_bytes(limit as u64);
         let blobs = self.state.blobs.unflushed() as f64 / blobs_max.max(1) as f64;
         part(memory, 2 * limit.max(MEMTABLES_SMALL))
             .max(blobs)
@@ -469,8 +465,18 @@ impl Commit<'_> {
         let last_sequence = state.db.visible();
         let began = std::mem::take(&mut self.began);
         let log_failed = self.failure.is_some();
-        let generation =
-            Generation { mems, log_number, log_failed, keys, log, next_log, last_sequence, began };
+        let blob_bytes = state.blobs.unflushed();
+        let generation = Generation {
+            mems,
+            log_number,
+            log_failed,
+            keys,
+            log,
+            next_log,
+            last_sequence,
+            began,
+            blob_bytes,
+        };
         state.flushes.waiting.borrow_mut().push_back(generation);
         state.blobs.begin_memtables();
         state.paces.note_fill(state.core.now_ns());

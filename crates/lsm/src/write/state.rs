@@ -197,6 +197,8 @@ pub(crate) struct Generation {
     pub last_sequence: u64,
     /// When the first write went to these memtables, in Unix seconds; 0 for unknown.
     pub began: u64,
+    /// Bytes that were stored in blob files meanwhile.
+    pub blob_bytes: u64,
 }
 
 impl Generation {

@@ -55,6 +55,8 @@ pub(crate) struct TableWriter<'a> {
     name: String,
     file: FileWriter,
     builder: SstBuilder,
+    /// Bytes of the values in blob files that its entries refer to.
+    blob_bytes: u64,
 }
 
 impl<'a> TableWriter<'a> {
@@ -93,7 +95,7 @@ impl<'a> TableWriter<'a> {
                 oldest_key: if place.level == 0 { oldest } else { 0 },
             },
         });
-        Ok(TableWriter { job, family, name, file, builder })
+        Ok(TableWriter { job, family, name, file, builder, blob_bytes: 0 })
     }
 
     /// Bytes of the table so far, about.
@@ -109,6 +111,7 @@ impl<'a> TableWriter<'a> {
         if unpack(packed).1 == ValueType::BlobIndex as u8 {
             let blob = BlobIndex::parse(value).map_err(format)?;
             self.builder.refers_to_blob_file(blob.file_number);
+            self.blob_bytes = self.blob_bytes.saturating_add(blob.size);
         }
         self.write_piece().await?;
         if let Some(training) = self.builder.training() {
@@ -163,6 +166,9 @@ impl<'a> TableWriter<'a> {
         let meta = FileMeta { epoch, ..meta };
         let (core, dir) = (&self.job.core, &self.job.dir);
         let memory = &self.job.db.0.tables;
-        Table::open(core, dir, &self.name, meta, self.family.comparator, memory).await
+        let mut table =
+            Table::open(core, dir, &self.name, meta, self.family.comparator, memory).await?;
+        table.blob_bytes = self.blob_bytes;
+        Ok(table)
     }
 }

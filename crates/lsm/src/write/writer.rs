@@ -218,6 +218,7 @@ impl Writer {
             next_log: log.as_ref().map_or_else(|| db.new_number(), WalWriter::number),
             last_sequence: db.visible(),
             began: 0,
+            blob_bytes: 0,
         };
         state.flushes.waiting.borrow_mut().push_back(recovered);
         let commit = state.clone();

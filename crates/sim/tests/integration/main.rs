@@ -11,3 +11,4 @@ mod judge;
 mod manifest;
 mod reads;
 mod repair;
+mod space;

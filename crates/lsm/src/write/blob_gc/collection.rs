@@ -74,7 +74,11 @@ pub(super) async fn collect(
         family,
         victims: victims.clone(),
         tables: suspected,
-        file_bytes: blob_writer::file_bytes(&said, &state.options),
+        file_bytes: blob_writer::file_bytes_for(
+            &said,
+            &state.options,
+            state.blob_gc.space.bytes().1,
+        ),
         values_max: 2 * VALUES_MAX as usize,
         pace: state.paces.blob_gc.clone(),
     };

@@ -30,6 +30,7 @@ use rocksfmt::{BlobFileMeta, ManifestReplay};
 use crate::db::CfId;
 use crate::mutant::mutant;
 use crate::stored_options::StoredBlobs;
+use crate::version::{Family, Version};
 use crate::write::blob_gc::collection::collect;
 use crate::write::blob_gc::picker::{BlobSize, Rules};
 use crate::write::blob_gc::space::Space;
@@ -48,6 +49,9 @@ const SPACE_MAX_RATIO: f64 = 2.0;
 const DEFAULT_FAMILY: &str = "default";
 /// Garbage is collected from this part of the way to the limit on.
 const START: f64 = 0.6;
+/// Garbage of less than this part of the live bytes is left, or of less than half of what the limit
+/// allows, or of less than one file.
+const GARBAGE_PART: f64 = 0.25;
 /// Garbage of fewer bytes is left, however few bytes are alive.
 const GARBAGE_MIN: u64 = 64 << 10;
 /// A collection moves at most this part of the live bytes: it needs as much space for a while.
@@ -118,23 +122,25 @@ impl WriteState {
 
     /// The rules for the files of a family with `live` bytes of values; `None` if its garbage is
     /// not collected.
-    fn blob_gc_rules(&self, name: &str, live: u64) -> Option<Rules> {
-        let said = self.stored_blobs(name);
+    fn blob_gc_rules(&self, version: &Version, family: &Family, live: u64) -> Option<Rules> {
+        let said = self.stored_blobs(&family.name);
         let options = &self.options;
         let given = options.blob_space_max_ratio;
-        let file_bytes = blob_writer::file_bytes(&said, options);
+        let file_bytes = blob_writer::file_bytes_for(&said, options, live);
         // The options of a database without blob files do not speak of their garbage.
         let (collects, age_cutoff, threshold) = match said.is_on {
             true => (said.collects, said.age_cutoff, said.force_threshold),
             false => (options.blob_min.is_some(), 1.0, None),
         };
         let most = given.unwrap_or(SPACE_MAX_RATIO).max(1.0);
+        let little = ((most - 1.0) / 2.0).min(GARBAGE_PART);
         (collects || given.is_some()).then_some(Rules {
             age_cutoff: if given.is_some() { 1.0 } else { age_cutoff },
             threshold,
             space_ratio: 1.0 + (most - 1.0) * START,
             space_max_ratio: most,
-            garbage_min: file_bytes.min((live / 4).max(GARBAGE_MIN)),
+            hidden: self.hidden_blob_bytes(version, family),
+            garbage_min: file_bytes.min(((live as f64 * little) as u64).max(GARBAGE_MIN)),
             bytes_max: (live / MOVED_PART).max(file_bytes),
             values_max: VALUES_MAX,
         })
@@ -185,9 +191,9 @@ fn due(state: &WriteState) -> Option<(CfId, BTreeSet<u64>)> {
     }
     let mut sizes = gc.sizes.borrow_mut();
     for (&family, sizes) in sizes.iter_mut() {
-        let Ok(name) = version.family(family).map(|family| &family.name) else { continue };
+        let Ok(of_family) = version.family(family) else { continue };
         let live = sizes.iter().map(BlobSize::live_bytes).sum();
-        let Some(rules) = state.blob_gc_rules(name, live) else { continue };
+        let Some(rules) = state.blob_gc_rules(&version, of_family, live) else { continue };
         let in_logs = match mutant("gc_takes_files_of_logs") {
             true => Vec::new(),
             false => state.blobs.in_logs(family),

@@ -11,6 +11,8 @@ pub(crate) struct Rules {
     pub space_ratio: f64,
     /// The limit of that multiple.
     pub space_max_ratio: f64,
+    /// Bytes that count as alive and may be garbage that no merge has found yet.
+    pub hidden: u64,
     /// Garbage of fewer bytes is not worth it.
     pub garbage_min: u64,
     /// Most live bytes, and most values, that are moved at a time; but one file at least.
@@ -29,6 +31,14 @@ pub(crate) struct BlobSize {
     pub values: u64,
     /// It can be read, and no log refers to it.
     pub is_eligible: bool,
+}
+
+impl Rules {
+    /// The live bytes for the limit of space. Hidden garbage counts as such, but not more than half
+    /// of what is there: it may be new values.
+    pub fn surely_live(&self, live: u64) -> u64 {
+        live - self.hidden.min(live / 2)
+    }
 }
 
 impl BlobSize {
@@ -53,7 +63,7 @@ pub(crate) fn pick(files: &[BlobSize], rules: &Rules) -> Vec<u64> {
         (bytes, garbage)
     };
     let (bytes, garbage) = sum(files);
-    let live = bytes.saturating_sub(garbage) as f64;
+    let live = rules.surely_live(bytes.saturating_sub(garbage)) as f64;
     let is_large = garbage >= rules.garbage_min && bytes as f64 >= live * rules.space_ratio;
     let (old_bytes, old_garbage) = sum(&files[..old]);
     let is_forced = rules
@@ -91,6 +101,7 @@ mod tests {
         threshold: None,
         space_ratio: 1.5,
         space_max_ratio: 2.0,
+        hidden: 0,
         garbage_min: 100,
         bytes_max: 1000,
         values_max: 1000,
@@ -110,6 +121,12 @@ mod tests {
         // Little garbage is not worth it.
         let large = Rules { garbage_min: 701, ..RULES };
         assert_eq!(pick(&[file(1, 300), file(2, 400)], &large), []);
+        // What may be garbage does not count as alive, but for one half.
+        let hidden = |hidden| Rules { hidden, ..RULES };
+        assert_eq!(pick(&[file(1, 300), file(2, 300)], &hidden(60)), []);
+        assert_eq!(pick(&[file(1, 300), file(2, 300)], &hidden(70)), [1]);
+        assert_eq!(pick(&[file(1, 0), file(2, 100)], &hidden(u64::MAX)), [2]);
+        assert_eq!(hidden(u64::MAX).surely_live(1001), 501);
     }
 
     #[test]

@@ -4,15 +4,27 @@
 use std::cell::Cell;
 
 use crate::db::CfId;
+use crate::version::{Family, Version};
 use crate::write::blob_gc::picker::{BlobSize, Rules};
 use crate::write::controller;
 use crate::write::state::WriteState;
+
+/// As many generations of memtables refer to values before merges have met their references: level
+/// 0 is merged when it has 12 tables or less, and some more come meanwhile.
+const GENERATIONS: u64 = 16;
+/// A generation refers to this part of the live bytes at most, or to as many as memtables may have:
+/// garbage is to be found in time.
+const GENERATION_PART: u64 = 64;
+/// It may refer to so many bytes in any case.
+const GENERATION_MIN: u64 = 1 << 20;
 
 /// The space of all complete blob files.
 #[derive(Default)]
 pub(crate) struct Space {
     /// Their bytes, and those of their live values.
     bytes: Cell<(u64, u64)>,
+    /// The lowest limit of bytes for each live byte, of the families whose garbage is collected.
+    max_ratio: Cell<Option<f64>>,
     /// How urgent it is to collect garbage, from 0 to 1.
     pressure: Cell<f64>,
     /// A collection is under way.
@@ -74,26 +86,64 @@ impl Space {
 fn pressure(files: &[BlobSize], rules: &Rules) -> f64 {
     let total: u64 = files.iter().map(|file| file.bytes).sum();
     let live: u64 = files.iter().map(BlobSize::live_bytes).sum();
-    let more = total.saturating_sub(rules.garbage_min).max(live);
-    controller::blob_pressure(more, live, rules.space_ratio, rules.space_max_ratio)
+    // Less is left alone.
+    if total - live < rules.garbage_min {
+        return 0.0;
+    }
+    let live = rules.surely_live(live);
+    controller::blob_pressure(total, live, rules.space_ratio, rules.space_max_ratio)
+}
+
+/// Bytes of values to which one generation of memtables may refer, in a database whose blob files
+/// have `total` bytes, `live` of them counted as alive, and may have `most` for each live byte.
+/// Until merges have met the references of [`GENERATIONS`] of them, the values that they replace
+/// count as alive; what is really alive then must still suffice.
+fn generation_bytes(total: u64, live: u64, most: f64) -> u64 {
+    live.saturating_sub((total as f64 / most.max(1.0)) as u64) / GENERATIONS
 }
 
 impl WriteState {
     /// Computes the space again, after a change of the files.
     pub(super) fn note_blob_space<'a>(&self, all: impl Iterator<Item = (CfId, &'a [BlobSize])>) {
         let version = self.db.version();
-        let (mut total, mut live, mut most) = (0, 0, 0.0_f64);
+        let (mut total, mut live, mut most, mut ratio) = (0, 0, 0.0_f64, f64::INFINITY);
         for (family, files) in all {
             let of_family: u64 = files.iter().map(BlobSize::live_bytes).sum();
             total += files.iter().map(|file| file.bytes).sum::<u64>();
             live += of_family;
-            let name = version.family(family).map(|family| &family.name);
-            if let Some(rules) = name.ok().and_then(|name| self.blob_gc_rules(name, of_family)) {
+            let Ok(family) = version.family(family) else { continue };
+            if let Some(rules) = self.blob_gc_rules(&version, family, of_family) {
                 most = most.max(pressure(files, &rules));
+                ratio = rules.space_max_ratio.min(ratio);
             }
         }
+        self.blob_gc.space.max_ratio.set(Some(ratio).filter(|ratio| ratio.is_finite()));
         self.blob_gc.space.bytes.set((total, live));
         self.blob_gc.space.pressure.set(most);
+    }
+
+    /// Most bytes of values that one generation of memtables refers to. `memtable_bytes` is the
+    /// memory of memtables.
+    pub fn blob_generation_bytes(&self, memtable_bytes: u64) -> u64 {
+        let space = &self.blob_gc.space;
+        let ((total, live), open) = (space.bytes(), self.blobs.open_bytes());
+        let worthwhile = memtable_bytes.max(live / GENERATION_PART);
+        match space.max_ratio.get() {
+            Some(most) => generation_bytes(total + open, live + open, most)
+                .min(worthwhile)
+                .max(memtable_bytes.min(GENERATION_MIN)),
+            None => worthwhile,
+        }
+    }
+
+    /// Bytes of values in blob files that are newer than anything in the deeper levels of a family:
+    /// as many bytes of older values may be garbage that no merge has found yet.
+    pub(super) fn hidden_blob_bytes(&self, version: &Version, family: &Family) -> u64 {
+        let level0 = family.levels.first().into_iter().flat_map(|level0| level0.slots.iter());
+        let in_tables = level0.map(|&slot| version.table(slot).map_or(0, |table| table.blob_bytes));
+        let waiting = self.flushes.waiting.borrow();
+        let in_memory = waiting.iter().map(|generation| generation.blob_bytes);
+        in_tables.chain(in_memory).sum::<u64>() + self.blobs.unflushed()
     }
 
     /// Notes that a collection begins.
@@ -117,6 +167,20 @@ impl WriteState {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_memtables_hide_fits_into_the_limit() {
+        assert_eq!(generation_bytes(0, 0, 2.0), 0);
+        assert_eq!(generation_bytes(32_000, 32_000, 2.0), 1_000);
+        for most in [1.1, 2.0, 5.0] {
+            for garbage in (0..200_000).step_by(10_000) {
+                let (total, live) = (100_000 + garbage, 100_000);
+                let hidden = GENERATIONS * generation_bytes(total, live, most);
+                let within = total as f64 <= most * (live - hidden) as f64 + 1.0;
+                assert!(within || hidden == 0, "{most}: {garbage} and {hidden}");
+            }
+        }
+    }
 
     #[test]
     fn a_collection_frees_space_as_it_goes_on() {

@@ -1,0 +1,122 @@
+//! The space of blob files while values are written over and over: it stays below the limit of
+//! `blob_space_max_ratio`, however little is alive and however large memtables are.
+//!
+//! All keys are written once, then again and again, in the order of the keys or at random. After
+//! every few writes the bytes of all complete blob files are compared with those of the values that
+//! are really alive.
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::rc::Rc;
+
+use lsm::{Db, Durability, OpenOptions, WriteOptions, Writer};
+use reactor::Class;
+use reactor::sim::{Rng, SimConfig, World};
+
+use crate::engine::DIR;
+
+/// What a world has come to.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Report {
+    /// Bytes of the values that are alive.
+    pub live: u64,
+    /// The limit, as a multiple of them.
+    pub ratio: f64,
+    /// The most that complete blob files had, in bytes.
+    pub most: u64,
+    /// Collections of garbage.
+    pub collections: u64,
+    /// Hash and number of the trace's events.
+    pub trace: (u64, u64),
+}
+
+impl Report {
+    /// Bytes above the limit.
+    pub fn excess(&self) -> i64 {
+        self.most as i64 - (self.ratio * self.live as f64) as i64
+    }
+}
+
+/// The values that are alive.
+#[derive(Default)]
+struct Live {
+    bytes: BTreeMap<u64, u64>,
+    report: Report,
+}
+
+/// Writes values over and over.
+///
+/// # Panics
+/// When a write fails.
+pub fn space(seed: u64) -> Report {
+    let mut rng = Rng::new(seed ^ 0x5BACE);
+    let world = World::new(seed, 1, SimConfig::default());
+    world.add_dir(DIR);
+    let value = [1_000, 4_000, 16_000][rng.index(3)];
+    let live = [2, 8, 24][rng.index(3)] << 20;
+    let ratio = [1.5, 2.0, 3.0][rng.index(3)];
+    let options = WriteOptions {
+        durability: Durability::Process,
+        memtable_bytes: [4, 16, 64][rng.index(3)] << 20,
+        blob_min: Some(500),
+        blob_space_max_ratio: Some(ratio),
+        ..WriteOptions::default()
+    };
+    let (keys, rounds) = (live / value, 6);
+    let in_order = rng.coin();
+    let alive: Rc<RefCell<Live>> = Rc::default();
+    alive.borrow_mut().report.ratio = ratio;
+    let shared = alive.clone();
+    let ran = world.run(move |core| {
+        let (options, alive, mut rng) = (options.clone(), shared.clone(), rng.clone());
+        async move {
+            let open = Db::open_for_writing(&core, Path::new(DIR), OpenOptions::default(), options);
+            let (_db, writer) = open.await.expect("it opens");
+            // Without a table there are no blob files.
+            writer.put(b"a", b"small").await.expect("it is written");
+            writer.compact(0, None, None).await.expect("it is merged");
+            let (mut all, mut n) = (Vec::new(), 0);
+            for at in 0..keys * rounds {
+                let key = match in_order || at < keys {
+                    true => at % keys,
+                    false => rng.below(keys),
+                };
+                let len = value / 2 + rng.below(value);
+                alive.borrow_mut().bytes.insert(key, len);
+                let (own, mut noise) = (writer.clone(), rng.fork());
+                all.push(core.spawn(Class::Foreground, async move {
+                    // Not compressible.
+                    let bytes: Vec<u8> =
+                        (0..len.div_ceil(8)).flat_map(|_| noise.next_u64().to_le_bytes()).collect();
+                    own.put(format!("key{key:08}").as_bytes(), &bytes[..len as usize]).await
+                }));
+                n += 1;
+                if all.len() == 8 {
+                    for write in all.drain(..) {
+                        write.await.expect("it is written");
+                    }
+                    // While the keys are written for the first time, few are alive.
+                    if at >= keys && n % 64 == 0 {
+                        note(&writer, &mut alive.borrow_mut());
+                    }
+                }
+            }
+            alive.borrow_mut().report.collections = writer.stats().blob_collections;
+            writer.close().await.expect("it closes");
+        }
+    });
+    ran.unwrap_or_else(|failure| panic!("{:?}", failure.kind));
+    let mut report = alive.borrow().report;
+    report.trace = world.trace();
+    report
+}
+
+/// Compares the space with what is alive. The moment with the largest excess counts.
+fn note(writer: &Writer, alive: &mut Live) {
+    let live = alive.bytes.values().sum();
+    let now = Report { live, most: writer.stats().blob_total_bytes, ..alive.report };
+    if alive.report.live == 0 || now.excess() > alive.report.excess() {
+        alive.report = now;
+    }
+}

@@ -1,0 +1,33 @@
+//! The space of blob files, world by world.
+
+use std::cell::RefCell;
+
+use sim::seeds;
+use sim::space::{Report, space};
+
+/// What the smallest generations of memtables and the smallest files may take beyond the limit.
+const SLACK: i64 = 24 << 20;
+
+#[test]
+fn blob_files_stay_below_the_limit_of_their_space() {
+    if seeds::one().is_some() {
+        return;
+    }
+    let all: RefCell<Vec<Report>> = RefCell::default();
+    seeds::each("one_space", |seed| {
+        let report = space(seed);
+        println!("seed {seed}: {report:?}, {} above", report.excess());
+        all.borrow_mut().push(report);
+        assert!(report.excess() <= SLACK, "{report:?}");
+    });
+    let collections: u64 = all.borrow().iter().map(|report| report.collections).sum();
+    assert!(all.borrow().len() < 20 || collections > 100, "{collections} collections");
+}
+
+/// Replays one seed: `MILLRACE_SEED=... cargo test -p millrace-sim one_space -- --nocapture`.
+#[test]
+fn one_space() {
+    let report = space(seeds::one().unwrap_or(1));
+    println!("{report:#?}");
+    assert_eq!(report, space(seeds::one().unwrap_or(1)), "the same seed twice");
+}
