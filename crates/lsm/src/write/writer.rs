@@ -222,7 +222,7 @@ impl Writer {
         };
         state.flushes.waiting.borrow_mut().push_back(recovered);
         let commit = state.clone();
-        state.core.spawn(Class::Foreground, async move {
+        state.core.spawn(Class::Control, async move {
             commit::run(&commit, log).await;
             commit.lifecycle.committing.set(false);
             commit.changed.notify_all();
