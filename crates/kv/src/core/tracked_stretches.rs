@@ -1,8 +1,10 @@
 //! The keys of the stretches of blob files that connections have read, as sets of hashes.
 //!
-//! A stretch brings thousands of keys, so a key must cost little: a set has 32 bits of each key's
-//! hash, in open addressing, so 6 to 11 bytes for a key. Another key with the same hash makes an
-//! invalidation too many and never one too few: what is told is the key that was written.
+//! A stretch brings thousands of keys, so a key must cost little: a set has 39 bits of each key's
+//! hash, eight of which choose a part, and the rest is in open addressing, so 6 to 11 bytes for a
+//! key. Two keys with one hash make invalidations too many and never one too few: what is told is
+//! the key that was written. A written key's hash leaves the set, unless it was entered twice: it
+//! may then be another key's, too, so it stays until the set ends.
 //!
 //! There is one set for each connection: it ends with it in one step. A written key is looked up in
 //! all of them, so their number is bounded. A write does not know where the old value was, so the
@@ -21,18 +23,20 @@ const PARTS: usize = 256;
 const PART_MIN: usize = 16;
 /// No hash.
 const FREE: u32 = 0;
+/// The bit of a hash that was entered twice; the others are the hash.
+const TWICE: u32 = 1 << 31;
 
 /// Hashes with the same upper bits.
 #[derive(Default)]
 struct Part {
-    /// A power of two, or none.
+    /// A power of two, or none. Each slot has a hash, and perhaps [`TWICE`].
     slots: Vec<u32>,
     len: usize,
 }
 
 impl Part {
     fn home(&self, hash: u32) -> usize {
-        hash as usize & (self.slots.len() - 1)
+        (hash & !TWICE) as usize & (self.slots.len() - 1)
     }
 
     fn find(&self, hash: u32) -> Option<usize> {
@@ -41,7 +45,7 @@ impl Part {
         loop {
             match self.slots[at] {
                 FREE => return None,
-                found if found == hash => return Some(at),
+                found if found & !TWICE == hash => return Some(at),
                 _ => at = (at + 1) & last,
             }
         }
@@ -105,11 +109,15 @@ impl Set {
     fn enter(&mut self, hash: u64) {
         let (part, hash) = split(hash);
         let part = &mut self.parts[part];
-        if part.find(hash).is_none() {
-            let before = part.slots.len();
-            part.add(hash);
-            self.bytes += (part.slots.len() - before) * size_of::<u32>();
-            self.len += 1;
+        match part.find(hash) {
+            // It may be another key.
+            Some(at) => part.slots[at] |= TWICE,
+            None => {
+                let before = part.slots.len();
+                part.add(hash);
+                self.bytes += (part.slots.len() - before) * size_of::<u32>();
+                self.len += 1;
+            }
         }
     }
 
@@ -118,19 +126,22 @@ impl Set {
         self.parts[part].find(hash).is_some()
     }
 
+    /// Removes a hash that was entered once; false if it was not there.
     fn leave(&mut self, hash: u64) -> bool {
         let (part, hash) = split(hash);
         let part = &mut self.parts[part];
         let Some(at) = part.find(hash) else { return false };
-        part.remove(at);
-        self.len -= 1;
+        if part.slots[at] & TWICE == 0 {
+            part.remove(at);
+            self.len -= 1;
+        }
         true
     }
 }
 
 /// The part of a hash, and what it keeps of it.
 fn split(hash: u64) -> (usize, u32) {
-    ((hash >> 56) as usize, (hash as u32).max(FREE + 1))
+    ((hash >> 56) as usize, (hash as u32 & !TWICE).max(FREE + 1))
 }
 
 /// The sets of all connections of a core.
@@ -175,14 +186,15 @@ impl TrackedStretches {
         self.set(client).is_some_and(|at| self.sets[at].has(self.hash(key)))
     }
 
-    /// Takes a key out of a connection's set; false if it was not there.
+    /// Takes a key out of a connection's set, unless its hash may be another key's, too; false if
+    /// it was not there.
     pub fn leave(&mut self, key: &[u8], client: u64) -> bool {
         let Some(at) = self.set(client) else { return false };
         let hash = self.hash(key);
         self.sets[at].leave(hash)
     }
 
-    /// Takes a key out of all sets; returns their connections.
+    /// Takes a key out of all sets, as [`leave`](Self::leave) does; returns their connections.
     pub fn take(&mut self, key: &[u8]) -> Vec<u64> {
         if self.sets.is_empty() {
             return Vec::new();
@@ -253,23 +265,34 @@ mod tests {
             steps in proptest::collection::vec((0..5_u8, 0..30_u16, 1..4_u64), 0..200)
         ) {
             let mut sets = TrackedStretches::new(5);
-            let mut model: BTreeMap<u64, BTreeSet<u16>> = BTreeMap::new();
+            // For each key, whether it was entered twice.
+            let mut model: BTreeMap<u64, BTreeMap<u16, bool>> = BTreeMap::new();
+            let leave = |set: &mut BTreeMap<u16, bool>, number| {
+                let found = set.get(&number).copied();
+                if found == Some(false) {
+                    set.remove(&number);
+                }
+                found.is_some()
+            };
             for (step, number, client) in steps {
                 let key = number.to_be_bytes();
                 match step {
                     0 | 1 => {
                         let more = (number + 1).to_be_bytes();
                         prop_assert!(sets.enter(client, &[&key, &more]));
-                        model.entry(client).or_default().extend([number, number + 1]);
+                        for number in [number, number + 1] {
+                            let set = model.entry(client).or_default();
+                            set.entry(number).and_modify(|twice| *twice = true).or_insert(false);
+                        }
                     }
                     2 => {
-                        let was = model.get_mut(&client).is_some_and(|set| set.remove(&number));
+                        let was = model.get_mut(&client).is_some_and(|set| leave(set, number));
                         prop_assert_eq!(sets.leave(&key, client), was);
                     }
                     3 => {
                         let mut told = sets.take(&key);
                         told.sort_unstable();
-                        let had = model.iter_mut().filter_map(|(id, set)| set.remove(&number).then_some(*id));
+                        let had = model.iter_mut().filter_map(|(id, set)| leave(set, number).then_some(*id));
                         prop_assert_eq!(told, had.collect::<Vec<_>>());
                     }
                     _ => {
@@ -277,12 +300,26 @@ mod tests {
                         model.remove(&client);
                     }
                 }
-                prop_assert_eq!(sets.len(), model.values().map(BTreeSet::len).sum::<usize>());
+                prop_assert_eq!(sets.len(), model.values().map(BTreeMap::len).sum::<usize>());
                 for (client, set) in &model {
-                    prop_assert!((0..32).all(|n| sets.has(&u16::to_be_bytes(n), *client) == set.contains(&n)));
+                    prop_assert!((0..32).all(|n| sets.has(&u16::to_be_bytes(n), *client) == set.contains_key(&n)));
                 }
             }
         }
+    }
+
+    #[test]
+    fn a_write_of_one_of_two_keys_with_one_hash_leaves_the_other() {
+        let mut set = Set::new(1);
+        let (one, same, other) = (7 << 56 | 0x1234, 7 << 56 | 0xFF_0000_1234, 7 << 56 | 0x1235);
+        [one, same, other].iter().for_each(|&hash| set.enter(hash));
+        assert_eq!(set.len, 2);
+        assert!(set.leave(one) && set.leave(other));
+        assert!(set.has(same) && set.leave(same), "its write would be told to nobody");
+        assert!(!set.has(other) && !set.leave(other));
+        // Enough others that the part grows and moves it.
+        (0..100).for_each(|more| set.enter(7 << 56 | 0x2000 | more));
+        assert!(set.leave(same) && set.has(same));
     }
 
     #[test]
