@@ -47,6 +47,25 @@ const OF_HEALING: [&str; 5] = [
     "next_log_outlives_failure",
 ];
 
+/// Seeds that caught a mutant of which the first ones know nothing. They are tried first, because
+/// hundreds of worlds take minutes; after a change of the engine another seed may be the first.
+const LATE: [(&str, u64); 8] = [
+    ("groups_are_not_marked", 508),
+    ("moved_values_have_no_names", 124),
+    ("family_files_go_first", 998),
+    ("cancel_is_ignored", 79),
+    ("heals_at_once", 107),
+    ("unknown_is_refused", 125),
+    ("values_stay_in_failed_file", 108),
+    ("next_log_outlives_failure", 87),
+];
+
+/// The seed of [`LATE`], if there is one, and `count` from 0 on.
+fn seeds(flaw: Flaw, count: u64) -> impl Iterator<Item = u64> {
+    let late = LATE.iter().filter(move |(name, _)| flaw == Flaw::Mutant(name));
+    late.map(|(_, seed)| *seed).chain(0..count)
+}
+
 /// Mutants that only the scenario of the MANIFEST finds.
 const OF_MANIFEST: [&str; 3] =
     ["manifest_is_written_at_once", "new_manifest_is_not_synced", "old_manifest_goes_first"];
@@ -62,16 +81,16 @@ const OF_COPIES: [Flaw; 3] = [
 fn each_durability_flaw_of_the_engine_is_caught() {
     for flaw in FLAWS {
         // Some need a failed flush, a crash and a power cut at the right times.
-        let seeds = 0..3000;
-        let caught =
-            seeds.clone().find(|&seed| std::panic::catch_unwind(|| engine(seed, flaw)).is_err());
+        let count = 3000;
+        let caught = seeds(flaw, count)
+            .find(|&seed| std::panic::catch_unwind(|| engine(seed, flaw)).is_err());
         println!("{flaw:?} is caught by seed {caught:?}");
-        assert!(caught.is_some(), "{flaw:?} went unnoticed by {} seeds", seeds.end);
+        assert!(caught.is_some(), "{flaw:?} went unnoticed by {count} seeds");
     }
     for name in OF_HEALING {
-        let run =
-            |&seed: &u64| std::panic::catch_unwind(|| engine(seed, Flaw::Mutant(name))).is_err();
-        let caught = (FAILING..FAILING + 1000).find(run).map(|seed| seed - FAILING);
+        let flaw = Flaw::Mutant(name);
+        let run = |&seed: &u64| std::panic::catch_unwind(|| engine(FAILING + seed, flaw)).is_err();
+        let caught = seeds(flaw, 1000).find(run);
         println!("{name} is caught by seed {caught:?}");
         assert!(caught.is_some(), "{name} went unnoticed");
     }
