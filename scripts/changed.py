@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Lists the tests that the changes since BASE need (default: the merge base with origin/main, or else HEAD).
 
-Prints two lines: the crates (`all`, or names of packages), and the black-box tests (`all`, or files). Either may be empty.
+Prints three lines: the crates (`all`, or names of packages), the black-box tests (`all`, or files), and the other steps (`python`,
+whose package is a workspace of its own). Each may be empty.
 """
 
 import json
@@ -38,7 +39,7 @@ def with_dependents(folders):
 
 
 def main():
-    crates, tests = set(), set()
+    crates, tests, others = set(), set(), set()
     for file in changed_files():
         parts = pathlib.PurePath(file).parts
         if file.endswith(".md") or parts[0] in ("docs", "fuzz", "bench", "LICENSE"):
@@ -46,6 +47,10 @@ def main():
         if parts[0] == "crates" and len(parts) > 2:
             crates.add(parts[1])
             tests.add("all")
+        elif parts[0] == "python":
+            others.add("python")
+        elif parts[:2] == ("e2e", "clients"):
+            tests.add("e2e/test_clients.py")
         elif parts[0] == "e2e":
             is_test = parts[-1].startswith("test_") and pathlib.Path(file).exists()
             tests.add(file if is_test else "all")
@@ -54,6 +59,7 @@ def main():
             tests.add("all")
     print("all" if "all" in crates else " ".join(with_dependents(crates)))
     print("all" if "all" in tests else " ".join(sorted(tests)))
+    print(" ".join(sorted(others)))
 
 
 main()
