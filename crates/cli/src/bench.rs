@@ -10,6 +10,9 @@ use crate::args::BenchArgs;
 use crate::failure::Failure;
 use crate::output::Out;
 
+/// The cache of race's client with `--read-ahead`, if the user names none.
+const RACE_CACHE_BYTES: usize = 512 << 20;
+
 /// Measures and prints.
 pub fn run(args: BenchArgs) -> Result<(), Failure> {
     if args.peers {
@@ -106,7 +109,12 @@ fn race(args: BenchArgs) -> Result<(), Failure> {
         durability: args.durability,
         threads: args.threads,
         sets: args.sets,
-        cache_bytes: args.cache.map_or(0, |size| size.bytes()),
+        random: args.random,
+        cache_bytes: match (args.cache, args.read_ahead) {
+            (Some(size), _) => size.bytes(),
+            (None, Some(_)) => RACE_CACHE_BYTES,
+            (None, None) => 0,
+        },
         read_ahead: args.read_ahead.map_or(0, |size| size.bytes()),
     };
     let outcome =

@@ -6,6 +6,7 @@
 //! 2. *Sequential*: each thread gets its keys in the order in which it has written them.
 //! 3. *Hot*: each thread visits partitions of 10 MB of its writes, the last one first, and gets
 //!    keys of it at random: a tenth more gets than there are keys.
+//! 4. *Random*, if it is asked for: each thread gets keys at random among those of all threads.
 //!
 //! The threads begin and end each phase together. The server is a node that is started for the
 //! race, in a directory that is removed afterwards, or any other one.
@@ -50,6 +51,8 @@ pub struct RacePlan {
     pub threads: u32,
     /// Sets of each thread.
     pub sets: u64,
+    /// Gets of each thread at random among all keys; 0 is none.
+    pub random: u64,
     /// Bytes of the client's cache; 0 is none.
     pub cache_bytes: usize,
     /// Bytes that it reads ahead at once; 0 is none.
@@ -94,6 +97,11 @@ pub fn run_race(plan: &RacePlan, say: &mut dyn FnMut(&str)) -> Result<RaceOutcom
     let hot = phase("hot", Work::Hot)?;
     let after = trips();
     let stats = client.cache_stats();
+    let random = match plan.random {
+        0 => Phase::default(),
+        _ => phase("random", Work::Random)?,
+    };
+    let last = trips();
     // Without a cache, each get is a round trip.
     let per_trip = |calls: u64, trips: u64| match plan.cache_bytes {
         0 => 1.0,
@@ -119,6 +127,11 @@ pub fn run_race(plan: &RacePlan, say: &mut dyn FnMut(&str)) -> Result<RaceOutcom
         stretches: stats.stretches,
         sequential_gets_per_round_trip: per_trip(sequential.calls, between - before),
         hot_gets_per_round_trip: per_trip(hot.calls, after - between),
+        random_s: random.seconds,
+        random_verified: random.calls,
+        random_gets_per_round_trip: per_trip(random.calls, last - after),
+        cache_entries: stats.entries,
+        cache_overhead_bytes: stats.bytes_used - stats.bytes_cached,
         millrace: env!("CARGO_PKG_VERSION"),
     })
 }
@@ -128,8 +141,10 @@ enum Work {
     Write,
     Sequential,
     Hot,
+    Random,
 }
 
+#[derive(Default)]
 struct Phase {
     seconds: f64,
     calls: u64,
@@ -151,7 +166,7 @@ fn run_phase(
                 scope.spawn(move || {
                     start.wait();
                     let mut runner = Runner { client, entries, calls: 0, failed };
-                    let done = runner.run(thread, plan.sets, work);
+                    let done = runner.run(thread, plan, work);
                     calls.fetch_add(runner.calls, Ordering::Relaxed);
                     if done.is_err() {
                         failed.store(1, Ordering::Relaxed);
@@ -181,8 +196,10 @@ struct Runner<'a> {
 }
 
 impl Runner<'_> {
-    fn run(&mut self, thread: u64, sets: u64, work: Work) -> Result<(), String> {
+    fn run(&mut self, thread: u64, plan: &RacePlan, work: Work) -> Result<(), String> {
+        let sets = plan.sets;
         let first = thread * sets;
+        let mut random = thread.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
         match work {
             Work::Write => {
                 let mut value = vec![0; VALUE_BYTES];
@@ -203,7 +220,6 @@ impl Runner<'_> {
                 }
             }
             Work::Hot => {
-                let mut random = thread.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
                 for partition in (0..sets.div_ceil(PARTITION)).rev() {
                     let from = partition * PARTITION;
                     let len = PARTITION.min(sets - from);
@@ -213,6 +229,15 @@ impl Runner<'_> {
                         if self.counts() {
                             return Ok(());
                         }
+                    }
+                }
+            }
+            Work::Random => {
+                for _ in 0..plan.random {
+                    random = entry::next_random(random);
+                    self.get(random % (sets * u64::from(plan.threads)))?;
+                    if self.counts() {
+                        return Ok(());
                     }
                 }
             }

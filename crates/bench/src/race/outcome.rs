@@ -45,6 +45,16 @@ pub struct RaceOutcome {
     pub sequential_gets_per_round_trip: f64,
     /// Gets of the hot pass for each round trip.
     pub hot_gets_per_round_trip: f64,
+    /// Seconds of the pass at random; 0 if it was not asked for.
+    pub random_s: f64,
+    /// Values that it has verified.
+    pub random_verified: u64,
+    /// Its gets for each round trip.
+    pub random_gets_per_round_trip: f64,
+    /// Entries of the client's cache after the hot pass.
+    pub cache_entries: u64,
+    /// Bytes that it uses for them besides their keys and values.
+    pub cache_overhead_bytes: u64,
     /// This program's version.
     pub millrace: &'static str,
 }
@@ -66,7 +76,11 @@ impl RaceOutcome {
             ("write", self.write_s, self.writes, "set"),
             ("sequential", self.sequential_s, self.sequential_verified, "verified"),
             ("hot", self.hot_s, self.hot_verified, "verified"),
+            ("random", self.random_s, self.random_verified, "verified"),
         ] {
+            if calls == 0 {
+                continue;
+            }
             let rate = calls as f64 / seconds;
             let _ = writeln!(
                 out,
@@ -115,6 +129,11 @@ mod tests {
             stretches: 2,
             sequential_gets_per_round_trip: 1000.0,
             hot_gets_per_round_trip: 500.0,
+            random_s: 0.0,
+            random_verified: 0,
+            random_gets_per_round_trip: 0.0,
+            cache_entries: 1,
+            cache_overhead_bytes: 20,
             millrace: "1",
         };
         let text = outcome.text();

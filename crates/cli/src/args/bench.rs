@@ -199,11 +199,16 @@ pub struct BenchArgs {
     #[arg(long, value_name = "N", default_value = "100000")]
     #[arg(value_parser = clap::value_parser!(u64).range(1..=1_000_000_000))]
     pub sets: u64,
-    /// The cache of race's client [default: none]
+    /// Gets of each thread of race at random among all keys, after the other passes
+    #[arg(long, value_name = "N", default_value = "0")]
+    #[arg(value_parser = clap::value_parser!(u64).range(0..=1_000_000_000))]
+    pub random: u64,
+    /// The cache of race's client [default: none; with --read-ahead 512M]
     #[arg(long, value_name = "SIZE")]
     pub cache: Option<Size>,
-    /// How much race's client reads ahead at once, in the order of the writes [default: none]
-    #[arg(long, value_name = "SIZE", requires = "cache")]
+    /// How much race's client reads ahead at once, in the order of the writes; 10M without SIZE
+    /// [default: none]
+    #[arg(long, value_name = "SIZE", num_args = 0..=1, default_missing_value = "10M")]
     pub read_ahead: Option<Size>,
     /// Print JSON; its shape is described in docs/CLI.md
     #[arg(long)]

@@ -14,7 +14,7 @@ use super::socket::Socket;
 use super::transaction::Transaction;
 use crate::batch::WriteBatch;
 use crate::bounds::{KeyRange, prefix};
-use crate::cache::{Cache, CacheStats, Lookup, Turn};
+use crate::cache::{Cache, CacheStats, Lookup, Turn, WAITS_MAX};
 use crate::command::{
     Class, Command, Cursor, KEYS_MAX, Touches, count, missed_value, ok, one, values, written,
 };
@@ -146,12 +146,16 @@ impl Client {
                     return Ok(found);
                 }
                 Lookup::Miss(ticket) => {
-                    let turn = cache.turn();
-                    if let Turn::Wait(stretch) = turn
-                        && let Some(found) =
-                            cache.wait_for_as_task(stretch, key, self.deadline().into_std()).await
+                    let (mut turn, mut waits) = (cache.turn(), 0);
+                    while let Turn::Wait(stretch) = turn
+                        && waits < WAITS_MAX
                     {
-                        return Ok(found);
+                        let deadline = self.deadline().into_std();
+                        let found = cache.wait_for_as_task(stretch, key, deadline).await;
+                        if let Some(found) = found {
+                            return Ok(found);
+                        }
+                        (turn, waits) = (cache.turn(), waits + 1);
                     }
                     with_place = turn != Turn::Ask;
                     command = Command::get_missed(with_place, ticket, key);

@@ -53,7 +53,7 @@ pub use self::transaction::Transaction;
 use crate::backoff::Backoff;
 use crate::batch::WriteBatch;
 use crate::bounds::{KeyRange, prefix};
-use crate::cache::{Cache, CacheStats, Lookup, Turn};
+use crate::cache::{Cache, CacheStats, Lookup, Turn, WAITS_MAX};
 use crate::command::{
     Class, Command, Cursor, KEYS_MAX, count, missed_value, ok, one, settle, value, values, written,
 };
@@ -132,11 +132,14 @@ impl Client {
             }
             Lookup::Miss(ticket) => {
                 let deadline = self.deadline();
-                let turn = cache.turn();
-                if let Turn::Wait(stretch) = turn
-                    && let Some(found) = cache.wait_for(stretch, key, deadline)
+                let (mut turn, mut waits) = (cache.turn(), 0);
+                while let Turn::Wait(stretch) = turn
+                    && waits < WAITS_MAX
                 {
-                    return Ok(found);
+                    if let Some(found) = cache.wait_for(stretch, key, deadline) {
+                        return Ok(found);
+                    }
+                    (turn, waits) = (cache.turn(), waits + 1);
                 }
                 let with_place = turn != Turn::Ask;
                 let asked = link.ask(Command::get_missed(with_place, ticket, key), deadline);

@@ -38,7 +38,7 @@ use resp::Reply;
 use tokio::sync::Notify;
 
 use self::ahead::{Arrival, Recogniser};
-pub(crate) use self::ahead::{CHUNK_BYTES, Chunk, Place, Turn};
+pub(crate) use self::ahead::{CHUNK_BYTES, Chunk, Place, Turn, WAITS_MAX};
 use self::store::Store;
 
 /// Groups of keys in each shard, whose tickets become bad together.

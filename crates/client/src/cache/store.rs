@@ -19,6 +19,7 @@ use std::collections::VecDeque;
 const UNIT: usize = 4;
 const HEADER_BYTES: usize = 6;
 const SEGMENT_BYTES_MAX: usize = 1 << 20;
+const SEGMENT_BYTES: usize = 64 << 10;
 const SEGMENT_BYTES_MIN: usize = 4 << 10;
 /// The largest budget of a shard: its segments must be addressable.
 pub(super) const BUDGET_BYTES_MAX: usize = 3 << 30;
@@ -115,8 +116,11 @@ impl Store {
     /// A shard that holds at most `budget` bytes, index included.
     pub fn new(budget: usize) -> Store {
         let budget = budget.min(BUDGET_BYTES_MAX);
-        let segment_bytes =
-            (budget / 8).clamp(SEGMENT_BYTES_MIN, SEGMENT_BYTES_MAX).next_multiple_of(UNIT);
+        // Small ones waste less of what the newest one has reserved.
+        let segment_bytes = (budget / 256)
+            .max((budget / 8).min(SEGMENT_BYTES))
+            .clamp(SEGMENT_BYTES_MIN, SEGMENT_BYTES_MAX)
+            .next_multiple_of(UNIT);
         Store {
             slots: Vec::new(),
             entries: 0,

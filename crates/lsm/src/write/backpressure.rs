@@ -123,9 +123,12 @@ impl Paces {
         }
     }
 
-    /// Notes that memtables are full.
-    pub fn note_fill(&self, now_ns: u64) {
-        self.fill_ns.set(now_ns.saturating_sub(self.filled_at_ns.replace(now_ns)));
+    /// Notes that new memtables begin, because the old ones are full or for another reason.
+    pub fn begin_memtables(&self, now_ns: u64, are_full: bool) {
+        let since_ns = self.filled_at_ns.replace(now_ns);
+        if are_full {
+            self.fill_ns.set(now_ns.saturating_sub(since_ns));
+        }
     }
 
     /// Notes a group of batches of `bytes`, of which `to_tables` are left after large values have

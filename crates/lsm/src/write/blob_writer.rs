@@ -6,7 +6,9 @@
 //!
 //! 1. The file with its header and its footer is durable, and so is its name. A change of the
 //!    MANIFEST registers it, with upper bounds for its contents, and leaves a table that anchors it
-//!    (`blob_anchor.rs`). Only then it gets values. A family without tables has no blob file yet.
+//!    (`blob_anchor.rs`). Only then it gets values. A family without tables has none that could be
+//!    the anchor: its first large values stay in the log, and the memtables become tables before
+//!    the next group ([`Blobs::wants_anchor`]).
 //! 2. The values of a group are appended before the group goes into the log, which names them. At
 //!    `power` they are durable before the log is written.
 //! 3. A flush makes the values durable before the tables that refer to them are installed.
@@ -84,6 +86,8 @@ pub(crate) struct Blobs {
     create_after_ns: Cell<u64>,
     /// A merge cannot be installed before a memtable is flushed.
     pub wants_flush: Cell<bool>,
+    /// A family with large values in memtables has no table that a blob file could be anchored by.
+    pub wants_anchor: Cell<bool>,
     /// How often a flush of a file has failed.
     failures: Cell<u64>,
 }
@@ -175,6 +179,7 @@ impl Blobs {
             in_logs: RefCell::new(recovered.collect()),
             create_after_ns: Cell::new(0),
             wants_flush: Cell::new(false),
+            wants_anchor: Cell::new(false),
             failures: Cell::new(0),
         }
     }
@@ -208,6 +213,7 @@ impl Blobs {
     /// Notes that new memtables begin.
     pub fn begin_memtables(&self) {
         self.unflushed.set(0);
+        self.wants_anchor.set(false);
     }
 
     /// The blob files of a family to which logs may refer.
@@ -543,7 +549,11 @@ impl WriteState {
             let levels = version.family(family).map(|family| &family.levels);
             levels.is_ok_and(|levels| levels.iter().any(|level| !level.slots.is_empty()))
         };
-        if !has_table(&version) || self.core.now_ns() < blobs.create_after_ns.get() {
+        if !has_table(&version) {
+            blobs.wants_anchor.set(true);
+            return Ok(());
+        }
+        if self.core.now_ns() < blobs.create_after_ns.get() {
             return Ok(());
         }
         let (_, live) = self.blob_gc.space.bytes();

@@ -46,6 +46,8 @@ const LOG_ROOM_MAX: u64 = 64 << 20;
 const LOG_TRIES: u32 = 2;
 /// Memtables that hold less memory than this are never full.
 const MEMTABLES_SMALL: usize = 1 << 20;
+/// Writes wait while memtables of at most these bytes become the anchor of a blob file.
+const ANCHOR_WAIT_BYTES: usize = 8 << 20;
 
 /// Commits until writing ends. `log` is `None` if the disk had no space for one.
 pub(crate) async fn run(state: &Rc<WriteState>, log: Option<WalWriter>) {
@@ -188,6 +190,9 @@ impl Commit<'_> {
             state.wait_for_headroom().await?;
             // The last recycled log is for clearings, which must work on a full disk.
             self.begin_log(1).await?;
+        }
+        if is_batch && self.wants_anchor() {
+            self.make_anchor().await?;
         }
         if is_batch {
             state.flushes.filled.set(self.fill());
@@ -357,6 +362,42 @@ impl Commit<'_> {
         })
     }
 
+    /// Whether the memtables are to become tables now, so that a blob file has an anchor.
+    fn wants_anchor(&self) -> bool {
+        let state = self.state;
+        state.blobs.wants_anchor.get()
+            && self.failure.is_none()
+            && state.retries.flush_error().is_none()
+            && self.live.values().any(|writer| !writer.is_empty())
+            && (state.flushes.waiting.borrow().is_empty() || self.are_small())
+    }
+
+    /// Whether all memtables become tables soon.
+    fn are_small(&self) -> bool {
+        let waiting = self.state.flushes.waiting.borrow();
+        let waiting = waiting.iter().flat_map(|generation| &generation.mems);
+        let bytes: usize = waiting.map(|(_, mem)| mem.memory()).sum();
+        let live: usize = self.live.values().map(LiveWriter::bytes).sum();
+        bytes + live <= ANCHOR_WAIT_BYTES
+    }
+
+    /// Makes tables of the memtables. Waits for small ones: meanwhile, values would go to tables
+    /// that are to be in a blob file. If they cannot be written, writes go on without.
+    async fn make_anchor(&mut self) -> Result<()> {
+        let (state, are_small) = (self.state, self.are_small());
+        match self.switch_memtables().await {
+            // The disk has no space for a log, and the group may need none.
+            Err(error) if error.kind() == Kind::Full => return Ok(()),
+            begun => begun?,
+        }
+        if are_small {
+            let done = || state.flushes.waiting.borrow().is_empty();
+            let stuck = || state.retries.flush_error().is_some();
+            state.changed.wait_until(|| done() || state.has_failed() || stuck()).await;
+        }
+        state.failure().map_or(Ok(()), Err)
+    }
+
     /// How full the memtables are.
     fn fill(&self) -> f64 {
         let sum = |of: fn(&LiveWriter) -> usize| -> usize { self.live.values().map(of).sum() };
@@ -478,8 +519,9 @@ impl Commit<'_> {
             blob_bytes,
         };
         state.flushes.waiting.borrow_mut().push_back(generation);
+        let are_full = !state.blobs.wants_anchor.get();
+        state.paces.begin_memtables(state.core.now_ns(), are_full);
         state.blobs.begin_memtables();
-        state.paces.note_fill(state.core.now_ns());
         state.set_paces();
         state.changed.notify_all();
     }

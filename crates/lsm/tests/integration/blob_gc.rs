@@ -224,6 +224,49 @@ fn a_family_made_at_run_time_has_blob_files() {
 }
 
 #[test]
+fn a_family_without_tables_has_a_blob_file_from_the_second_group_on() {
+    let dir = created("blob-gc-first");
+    let path = dir.clone();
+    let made = on_one_core(move |core| {
+        let path = path.clone();
+        async move {
+            let open = Db::open_for_writing(&core, &path, OpenOptions::default(), options(None));
+            let (db, writer) = open.await.unwrap();
+            let made = writer.create_column_family("made", lsm::ColumnFamilyOptions::default());
+            let made = made.await.unwrap();
+            let (reader, mut counts) = (db.attach(&core), Vec::new());
+            // The second time after a clearing, which leaves no table.
+            for _ in 0..2 {
+                let before = writer.stats().blob_values;
+                for n in 0..20 {
+                    let mut large = BatchWriter::new();
+                    large.put(made, key(n).as_bytes(), value(n, 0).as_bytes());
+                    writer.write(large).await.unwrap();
+                }
+                counts.push(writer.stats().blob_values - before);
+                for n in 0..20 {
+                    let found = reader.get(made, key(n).as_bytes(), None).await.unwrap();
+                    assert!(found.as_deref() == Some(value(n, 0).as_bytes()));
+                }
+                writer.clear(made).unwrap().await.unwrap();
+            }
+            assert_eq!(counts, [19, 19]);
+            // Small values need no anchor.
+            let logs = writer.stats().logs;
+            for n in 0..20 {
+                let mut small = BatchWriter::new();
+                small.put(made, key(n).as_bytes(), b"small");
+                writer.write(small).await.unwrap();
+            }
+            assert_eq!(writer.stats().logs, logs);
+            writer.close().await.unwrap();
+            made
+        }
+    });
+    assert!(manifest(&dir).column_families.contains_key(&made));
+}
+
+#[test]
 fn options_decide_about_blob_files_and_their_garbage() {
     // OPTIONS with blob files for values of 50 bytes, and without the collection of garbage.
     let (dir, _) = with_blobs("options");
