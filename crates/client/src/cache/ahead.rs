@@ -32,7 +32,7 @@ const QUEUE_MAX: usize = 16;
 /// Chunks that arrive between two looks of the reads that wait.
 const CHUNKS_BETWEEN_LOOKS: u32 = 4;
 /// The first use of a byte returns so many to the credit.
-const GAIN: u64 = 2;
+const GAIN: u64 = 4;
 /// A plain read returns its bytes divided by this.
 const PLAIN_SHARE: u64 = 128;
 /// The first credit, as a number of stretches.
@@ -261,7 +261,8 @@ impl Recogniser {
         while bytes * 2 <= (self.credit / CREDIT_REGIONS).min(self.stretch_bytes_max) {
             bytes *= 2;
         }
-        bytes.min(self.credit) / CHUNK_BYTES * CHUNK_BYTES
+        // Small ones would cost more requests than they save.
+        if bytes <= self.credit { bytes } else { 0 }
     }
 
     fn begin(&mut self) {
@@ -466,6 +467,106 @@ mod tests {
             let requests = reader.asked + reader.recogniser.stretches;
             assert!(requests * 1000 < count, "{name}: {requests} requests for {count} reads");
             assert!(reader.fetched <= count * VALUE + 64 * MIB, "{name}: {}", reader.fetched);
+        }
+    }
+
+    /// Many threads, each with its own part of the values, which were written at the same time; a
+    /// cache that is smaller than what was written, and forgets the oldest.
+    #[test]
+    fn threads_that_visit_parts_of_what_they_have_written_need_few_requests() {
+        const THREADS: usize = 16;
+        const SETS: usize = 16_384;
+        const PART: usize = 2560;
+        let cache_bytes = 512 * MIB;
+        let mut random = 1_u64;
+        let mut next = move |below: usize| {
+            random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            (random >> 33) as usize % below
+        };
+        // Who has written each value, and where the values of each thread are.
+        let (mut owners, mut own) = (Vec::new(), vec![Vec::new(); THREADS]);
+        while owners.len() < THREADS * SETS {
+            let thread = next(THREADS);
+            if own[thread].len() < SETS {
+                own[thread].push(owners.len() as u64);
+                owners.push(thread);
+            }
+        }
+        let mut recogniser = Recogniser::new(10 << 20, cache_bytes as usize);
+        for hot in [false, true] {
+            let before = recogniser.stretches;
+            recogniser.is_fetched.clear();
+            recogniser.fetched.clear();
+            let (mut cached, mut order) = (vec![0_u8; owners.len()], VecDeque::new());
+            let (mut asked, mut reads) = (0_u64, 0_u64);
+            let (mut uses, mut due) = (0_i64, None);
+            let orders: Vec<Vec<u64>> = (own.iter())
+                .map(|own| match hot {
+                    false => own.clone(),
+                    true => {
+                        let parts = own.chunks(PART).rev();
+                        parts
+                            .flat_map(|p| vec![p; p.len() * 11 / 10])
+                            .map(|p| p[next(p.len())])
+                            .collect()
+                    }
+                })
+                .collect();
+            let mut at = [0; THREADS];
+            while at.iter().zip(&orders).any(|(at, order)| *at < order.len()) {
+                let thread = next(THREADS);
+                let Some(&value) = orders[thread].get(at[thread]) else { continue };
+                at[thread] += 1;
+                reads += 1;
+                let insert =
+                    |value: u64, state: u8, cached: &mut Vec<u8>, order: &mut VecDeque<u64>| {
+                        if cached[value as usize] == 0 {
+                            cached[value as usize] = state;
+                            order.push_back(value);
+                            while order.len() as u64 * (VALUE + 30) > cache_bytes {
+                                let old = order.pop_front().unwrap();
+                                // Read again since: a second chance.
+                                match cached[old as usize] {
+                                    3 => {
+                                        cached[old as usize] = 2;
+                                        order.push_back(old);
+                                    }
+                                    _ => cached[old as usize] = 0,
+                                }
+                            }
+                        }
+                    };
+                match &mut cached[value as usize] {
+                    0 => {
+                        asked += 1;
+                        insert(value, 2, &mut cached, &mut order);
+                        let place = Place { file: 7, offset: value * VALUE };
+                        recogniser.answered(Some((place, VALUE as usize)));
+                    }
+                    state @ 1 => {
+                        *state = 2;
+                        recogniser.used(VALUE);
+                        uses += 1;
+                    }
+                    state => *state = 3,
+                }
+                if due.is_some_and(|due| uses >= due) {
+                    due = None;
+                    recogniser.due();
+                }
+                while let Some(chunk) = recogniser.next() {
+                    let from = chunk.from / VALUE;
+                    let values = from..(from + CHUNK_BYTES / VALUE).min(owners.len() as u64);
+                    let records = values.end.saturating_sub(values.start) as usize;
+                    values.for_each(|value| insert(value, 1, &mut cached, &mut order));
+                    let has_more = from + CHUNK_BYTES / VALUE < owners.len() as u64;
+                    if let Some(after) = recogniser.arrived(chunk, records, has_more).next_after {
+                        due = Some(uses + after);
+                    }
+                }
+            }
+            let requests = asked + recogniser.stretches - before;
+            assert!(requests * 1000 < reads, "hot: {hot}: {requests} requests for {reads} reads");
         }
     }
 
