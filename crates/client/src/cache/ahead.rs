@@ -13,7 +13,8 @@
 //! **Credit** bounds the cost. Fetching takes its bytes from the credit; the first use of a fetched
 //! value returns them [`GAIN`] times, and a plain read returns a small part of its own. So a
 //! program that reads at random spends the first credit and then a hundredth of what it reads
-//! anyway.
+//! anyway. Each read away from the last regions takes a part of the credit, so a program that
+//! begins to read at random spends what it has earned before, and no more.
 //!
 //! **Patience**: while a stretch is on its way, a read whose place is not known may wait for it
 //! instead of asking. It does if that has helped lately: each answer tells whether its value would
@@ -32,9 +33,11 @@ const QUEUE_MAX: usize = 16;
 /// Chunks that arrive between two looks of the reads that wait.
 const CHUNKS_BETWEEN_LOOKS: u32 = 4;
 /// The first use of a byte returns so many to the credit.
-const GAIN: u64 = 4;
+const GAIN: u64 = 2;
 /// A plain read returns its bytes divided by this.
 const PLAIN_SHARE: u64 = 128;
+/// A read that is in none of the last regions takes this part of the credit.
+const JUMP_SHARE: u64 = 256;
 /// The first credit, as a number of stretches.
 const FIRST_STRETCHES: u64 = 4;
 /// Regions grow up to so many times; a power of two.
@@ -230,6 +233,8 @@ impl Recogniser {
             }
         } else {
             self.patience = (self.patience - 1).max(0);
+            // The reads have gone elsewhere, perhaps everywhere.
+            self.credit -= self.credit / JUMP_SHARE;
         }
         if is_near && !self.queue.iter().any(|(region, _)| region.has(place)) {
             self.want(place, false);
@@ -493,17 +498,18 @@ mod tests {
             }
         }
         let mut recogniser = Recogniser::new(10 << 20, cache_bytes as usize);
-        for hot in [false, true] {
+        for pass in ["sequential", "hot", "random"] {
             let before = recogniser.stretches;
             recogniser.is_fetched.clear();
             recogniser.fetched.clear();
             let (mut cached, mut order) = (vec![0_u8; owners.len()], VecDeque::new());
-            let (mut asked, mut reads) = (0_u64, 0_u64);
+            let (mut asked, mut reads, mut fetched) = (0_u64, 0_u64, 0_u64);
             let (mut uses, mut due) = (0_i64, None);
             let orders: Vec<Vec<u64>> = (own.iter())
-                .map(|own| match hot {
-                    false => own.clone(),
-                    true => {
+                .map(|own| match pass {
+                    "sequential" => own.clone(),
+                    "random" => (0..SETS).map(|_| next(owners.len()) as u64).collect(),
+                    _ => {
                         let parts = own.chunks(PART).rev();
                         parts
                             .flat_map(|p| vec![p; p.len() * 11 / 10])
@@ -555,6 +561,7 @@ mod tests {
                     recogniser.due();
                 }
                 while let Some(chunk) = recogniser.next() {
+                    fetched += CHUNK_BYTES;
                     let from = chunk.from / VALUE;
                     let values = from..(from + CHUNK_BYTES / VALUE).min(owners.len() as u64);
                     let records = values.end.saturating_sub(values.start) as usize;
@@ -566,7 +573,12 @@ mod tests {
                 }
             }
             let requests = asked + recogniser.stretches - before;
-            assert!(requests * 1000 < reads, "hot: {hot}: {requests} requests for {reads} reads");
+            if pass == "random" {
+                // What was earned before, and no more.
+                assert!(fetched <= cache_bytes / 2, "{} MiB", fetched / MIB);
+                continue;
+            }
+            assert!(requests * 1000 < reads, "{pass}: {requests} requests for {reads} reads");
         }
     }
 
