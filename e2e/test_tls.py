@@ -199,6 +199,48 @@ def test_certificates_of_clients(certificates, tmp_path, mode):
         assert ("TLS handshake failed with 127.0.0.1:" in said) == (mode != "no"), said
 
 
+def revocation_list(certificates, *revoked):
+    """A file with what the authority has revoked."""
+    settings = certificates["ca.conf"]
+    settings.write_text("[ca]\ndefault_ca=own\n[own]\ndatabase=index.txt\ndefault_md=sha256\ndefault_crl_days=30\ncrlnumber=crlnumber\n")
+    certificates["index.txt"].write_text("")
+    certificates["crlnumber"].write_text("01\n")
+    for name in revoked:
+        certificates.openssl(f"ca -config ca.conf -cert ca.pem -keyfile ca.key -revoke {name}.pem")
+    certificates.openssl("ca -config ca.conf -cert ca.pem -keyfile ca.key -gencrl -out crl.pem")
+    return certificates["crl.pem"]
+
+
+@pytest.mark.parametrize("mode", ["yes", "optional"])
+def test_revoked_certificates_of_clients(tmp_path, mode):
+    certificates = Certificates(tmp_path / "certificates")
+    certificates.sign("stolen")
+    others = Certificates(tmp_path / "others")
+    crl = revocation_list(certificates, "stolen")
+    flags = ["--tls-ca", certificates["ca.pem"], "--tls-auth-clients", mode, "--tls-crl", crl]
+    with tls_node(certificates, tmp_path, *flags, client="client") as node:
+        for version in VERSIONS:
+            with certificates.connect(node.port, client="client", version=version) as client:
+                assert client.call("CONFIG", "GET", "tls-crl-file") == [b"tls-crl-file", str(crl).encode()]
+            with pytest.raises((OSError, ssl.SSLError, resp.Closed)):
+                with certificates.connect(node.port, client="stolen", version=version) as client:
+                    client.call("PING")
+        assert "Revoked" in node.said(), node.said()
+    # An authority without a list vouches for nobody.
+    flags[-1] = revocation_list(others)
+    with tls_node(certificates, tmp_path, *flags[:2], client="client") as node:
+        with node.connect() as client:
+            assert client.call("PING") == b"PONG"
+    node = tls_node(certificates, tmp_path, *flags)
+    try:
+        node.until_ready()
+        with pytest.raises((OSError, ssl.SSLError, resp.Closed)):
+            with certificates.connect(node.port, client="client") as client:
+                client.call("PING")
+    finally:
+        assert node.stop() == 0
+
+
 def test_our_own_client_with_its_cache(certificates, tmp_path):
     with tls_node(certificates, tmp_path, "--cores", "2", "--redis-version", "7.4.0") as node:
         done = subprocess.run(
@@ -220,6 +262,9 @@ def test_errors_at_the_start_name_the_file(certificates, tmp_path):
     assert f"cannot use the TLS key {other}: it is not the key of the certificate" in refused("--tls-cert", cert, "--tls-key", other)
     assert f"cannot use the TLS certificate {key}: there is no certificate in it" in refused("--tls-cert", key, "--tls-key", key)
     assert f"cannot use the TLS authority {key}" in refused(*certificates.flags(), "--tls-ca", key)
+    crl = [*certificates.flags(), "--tls-ca", certificates["ca.pem"], "--tls-crl"]
+    assert f"cannot use the TLS revocation list {key}: there is no revocation list in it" in refused(*crl, key)
+    assert "clients are asked for none" in refused(*crl, key, "--tls-auth-clients", "no")
     assert "add --tls-key FILE" in refused("--tls-cert", cert)
     assert "--tls-listen needs a certificate" in refused("--tls-listen", "127.0.0.1:1")
     assert "no authority is named" in refused(*certificates.flags(), "--tls-auth-clients", "yes")

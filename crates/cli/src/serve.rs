@@ -24,6 +24,7 @@ pub fn run(args: ServeArgs) -> Result<(), Failure> {
         tls_cert: args.tls_cert,
         tls_key: args.tls_key,
         tls_ca: args.tls_ca,
+        tls_crl: args.tls_crl,
         tls_auth_clients: args.tls_auth_clients,
         tls_listen: args.tls_listen,
         cores: args.cores,

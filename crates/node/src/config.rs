@@ -58,6 +58,8 @@ pub struct Settings {
     pub tls_key: Option<PathBuf>,
     /// The authorities of clients' certificates.
     pub tls_ca: Option<PathBuf>,
+    /// The certificates that these authorities have revoked.
+    pub tls_crl: Option<PathBuf>,
     /// Whether clients must show a certificate.
     #[serde(default, deserialize_with = "from_text")]
     pub tls_auth_clients: Option<TlsAuthClients>,
@@ -159,6 +161,7 @@ impl Settings {
             tls_cert: self.tls_cert.or(other.tls_cert),
             tls_key: self.tls_key.or(other.tls_key),
             tls_ca: self.tls_ca.or(other.tls_ca),
+            tls_crl: self.tls_crl.or(other.tls_crl),
             tls_auth_clients: self.tls_auth_clients.or(other.tls_auth_clients),
             tls_listen: self.tls_listen.or(other.tls_listen),
             cores: self.cores.or(other.cores),
@@ -317,6 +320,7 @@ impl Config {
             certificate: settings.tls_cert,
             key: settings.tls_key,
             authority: settings.tls_ca,
+            revoked: settings.tls_crl,
             auth_clients: settings.tls_auth_clients,
             listen: tls_listen.map_err(usage)?,
         };

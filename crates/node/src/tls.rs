@@ -13,6 +13,7 @@ pub(crate) struct TlsSettings {
     pub certificate: Option<PathBuf>,
     pub key: Option<PathBuf>,
     pub authority: Option<PathBuf>,
+    pub revoked: Option<PathBuf>,
     pub auth_clients: Option<TlsAuthClients>,
     pub listen: Option<SocketAddr>,
 }
@@ -28,6 +29,8 @@ pub struct TlsConfig {
     pub key: PathBuf,
     /// The file of the authorities of clients.
     pub authority: Option<PathBuf>,
+    /// The file of what these authorities have revoked.
+    pub revoked: Option<PathBuf>,
     /// Whether clients must show a certificate.
     pub auth_clients: TlsAuthClients,
     /// Where to listen for TLS, if not where the node listens anyway.
@@ -51,6 +54,7 @@ impl TlsSettings {
                 let given = [
                     ("--tls-key", key.is_some()),
                     ("--tls-ca", self.authority.is_some()),
+                    ("--tls-crl", self.revoked.is_some()),
                     ("--tls-listen", self.listen.is_some()),
                     ("--tls-auth-clients", self.auth_clients.is_some()),
                 ];
@@ -71,12 +75,19 @@ impl TlsSettings {
                 usage(what.to_owned()).hint("add --tls-ca FILE, or say --tls-auth-clients no")
             );
         }
+        if self.revoked.is_some() && auth_clients == TlsAuthClients::No {
+            let what = "--tls-crl names revoked certificates, but clients are asked for none";
+            return Err(usage(what.to_owned()).hint("add --tls-ca FILE, or omit --tls-crl"));
+        }
         let authority = self.authority.as_deref().map(|file| read(file, "TLS authority"));
         let authority = authority.transpose()?;
+        let revoked = self.revoked.as_deref().map(|file| read(file, "TLS revocation list"));
+        let revoked = revoked.transpose()?;
         let files = TlsFiles {
             certificate: &read(&certificate, "TLS certificate")?,
             key: &read(&key, "TLS key")?,
             authority: authority.as_deref(),
+            revoked: revoked.as_deref(),
             auth_clients,
         };
         let tls = Tls::new(&files).map_err(|fault| {
@@ -89,6 +100,9 @@ impl TlsSettings {
                 TlsFault::Authority(why) => {
                     of("authority", self.authority.as_deref().unwrap_or(Path::new("")), why)
                 }
+                TlsFault::Revoked(why) => {
+                    of("revocation list", self.revoked.as_deref().unwrap_or(Path::new("")), why)
+                }
             }
         })?;
         Ok(Some(TlsConfig {
@@ -96,6 +110,7 @@ impl TlsSettings {
             certificate,
             key,
             authority: self.authority,
+            revoked: self.revoked,
             auth_clients,
             listen: self.listen,
         }))
@@ -149,6 +164,8 @@ mod tests {
         assert!(
             refused(missing.clone()).contains("cannot read the TLS certificate /does/not/exist")
         );
+        let revoking = TlsSettings { revoked: file(), ..missing.clone() };
+        assert!(refused(revoking).contains("clients are asked for none"));
         let asking = TlsSettings { auth_clients: Some(TlsAuthClients::Yes), ..missing };
         assert!(refused(asking).contains("no authority is named"));
     }

@@ -119,6 +119,12 @@ pub struct ServeArgs {
     /// The authorities of clients' certificates
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub tls_ca: Option<PathBuf>,
+    /// Refuse clients whose certificates are on these lists of the authorities
+    ///
+    /// PEM; with --tls-ca. Each authority in the chain of a client's certificate must have a list
+    /// in the file, if only an empty one.
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub tls_crl: Option<PathBuf>,
     /// Whether TLS clients must show a certificate: yes, no or optional [default: yes with
     /// --tls-ca]
     ///

@@ -5,9 +5,9 @@ use std::str::FromStr;
 use std::sync::Arc;
 
 use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::pki_types::{CertificateDer, CertificateRevocationListDer, PrivateKeyDer};
 use rustls::server::danger::ClientCertVerifier;
-use rustls::server::{NoServerSessionStorage, WebPkiClientVerifier};
+use rustls::server::{NoServerSessionStorage, VerifierBuilderError, WebPkiClientVerifier};
 use rustls::{RootCertStore, ServerConfig};
 
 use crate::tls::validity::not_after_unix_s;
@@ -56,6 +56,8 @@ pub struct TlsFiles<'a> {
     pub key: &'a [u8],
     /// The authorities of clients' certificates.
     pub authority: Option<&'a [u8]>,
+    /// The lists of certificates that these authorities have revoked.
+    pub revoked: Option<&'a [u8]>,
     /// Whether clients must show a certificate; asks for none where there is no authority.
     pub auth_clients: TlsAuthClients,
 }
@@ -69,6 +71,8 @@ pub enum TlsFault {
     Key(String),
     /// In the authority's file.
     Authority(String),
+    /// In the file of revocation lists.
+    Revoked(String),
 }
 
 /// What the connections of a door share. Clones are the same.
@@ -117,7 +121,9 @@ impl Tls {
         let verifier = match files.authority {
             Some(authority) if files.auth_clients != TlsAuthClients::No => {
                 let optional = files.auth_clients == TlsAuthClients::Optional;
-                verifier(authority, &provider, optional).map_err(TlsFault::Authority)?
+                let revoked = files.revoked.map_or(Ok(Vec::new()), revocation_lists);
+                let revoked = revoked.map_err(TlsFault::Revoked)?;
+                verifier(authority, revoked, &provider, optional)?
             }
             _ => WebPkiClientVerifier::no_client_auth(),
         };
@@ -146,16 +152,32 @@ fn certificates(pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, String> {
     }
 }
 
+fn revocation_lists(pem: &[u8]) -> Result<Vec<CertificateRevocationListDer<'static>>, String> {
+    let found = CertificateRevocationListDer::pem_slice_iter(pem).collect::<Result<Vec<_>, _>>();
+    match found {
+        Ok(found) if found.is_empty() => Err("there is no revocation list in it".to_owned()),
+        Ok(found) => Ok(found),
+        Err(error) => Err(error.to_string()),
+    }
+}
+
+/// With revocation lists, a certificate is valid only if the list of each authority in its chain
+/// is among them, and does not name it.
 fn verifier(
     authority: &[u8],
+    revoked: Vec<CertificateRevocationListDer<'static>>,
     provider: &Arc<rustls::crypto::CryptoProvider>,
     optional: bool,
-) -> Result<Arc<dyn ClientCertVerifier>, String> {
+) -> Result<Arc<dyn ClientCertVerifier>, TlsFault> {
     let mut roots = RootCertStore::empty();
-    for certificate in certificates(authority)? {
-        roots.add(certificate).map_err(|error| error.to_string())?;
+    for certificate in certificates(authority).map_err(TlsFault::Authority)? {
+        roots.add(certificate).map_err(|error| TlsFault::Authority(error.to_string()))?;
     }
     let builder = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider.clone());
+    let builder = builder.with_crls(revoked);
     let builder = if optional { builder.allow_unauthenticated() } else { builder };
-    builder.build().map_err(|error| error.to_string())
+    builder.build().map_err(|error| match error {
+        error @ VerifierBuilderError::InvalidCrl(_) => TlsFault::Revoked(error.to_string()),
+        error => TlsFault::Authority(error.to_string()),
+    })
 }

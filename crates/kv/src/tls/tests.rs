@@ -63,6 +63,7 @@ fn files() -> TlsFiles<'static> {
         certificate: &made().certificate,
         key: &made().key,
         authority: None,
+        revoked: None,
         auth_clients: TlsAuthClients::No,
     }
 }
@@ -149,6 +150,12 @@ fn a_file_that_is_wrong_is_named() {
     let optional = TlsAuthClients::Optional;
     let wrong = fault(TlsFiles { authority: Some(b"x"), auth_clients: optional, ..files() });
     assert!(matches!(wrong, TlsFault::Authority(_)));
+    let authority = Some(&made().authority[..]);
+    let asking = TlsFiles { authority, auth_clients: optional, ..files() };
+    let wrong = fault(TlsFiles { revoked: Some(&made().certificate), ..asking });
+    assert_eq!(wrong, TlsFault::Revoked("there is no revocation list in it".to_owned()));
+    let broken = b"-----BEGIN X509 CRL-----\nAAAA\n-----END X509 CRL-----\n";
+    assert!(matches!(fault(TlsFiles { revoked: Some(broken), ..asking }), TlsFault::Revoked(_)));
     let broken = b"-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n";
     assert!(matches!(fault(TlsFiles { certificate: broken, ..files() }), TlsFault::Certificate(_)));
 }

@@ -113,6 +113,7 @@ impl NodeInfo for Description {
             pair("tls-cert-file", file(tls.map(|tls| &tls.certificate))),
             pair("tls-key-file", file(tls.map(|tls| &tls.key))),
             pair("tls-ca-cert-file", file(tls.and_then(|tls| tls.authority.as_ref()))),
+            pair("tls-crl-file", file(tls.and_then(|tls| tls.revoked.as_ref()))),
             pair("tls-auth-clients", tls_auth_clients.to_string()),
             pair("cores", write_list(&config.processors)),
             pair("io", self.driver.to_owned()),
