@@ -5,7 +5,7 @@
 #[path = "integration/stage/mod.rs"]
 mod stage;
 
-use stage::expiry::expiry;
+use stage::expiry::{expiry, short_expiry};
 use stage::tracking::tracking;
 use stage::transactions::transactions;
 
@@ -22,6 +22,9 @@ fn expiry_is_judged() {
         let caught = (0..400).any(|seed| expiry(seed).0.is_some());
         assert!(caught, "the mutant {mutant} was not caught");
     }
+    lsm::set_mutant("runs_are_not_noted");
+    let caught = (0..400).any(|seed| short_expiry(seed).0.is_some());
+    assert!(caught, "the mutant runs_are_not_noted was not caught");
 }
 
 fn tracking_is_judged() {

@@ -183,7 +183,7 @@ pub fn expiry(seed: u64) -> (Option<String>, [u64; 2]) {
 /// The same with many short processes: values live through several crashes, and a process ends
 /// between a record and its value, or after its first value.
 pub fn short_expiry(seed: u64) -> (Option<String>, [u64; 2]) {
-    let last = [40, 150][seed as usize / 2 % 2];
+    let last = [300, 700][seed as usize / 2 % 2];
     processes(seed, SHORT_RUNS, 1..last)
 }
 
