@@ -164,10 +164,10 @@ impl Tracking {
         self.table.borrow().has(key, client) || self.stretches.borrow().has(key, client)
     }
 
-    /// A connection is no longer to be told of a key; false if it was not.
+    /// Ends a connection's read of a key; keys of its stretches stay. False if it was not to be
+    /// told of the key.
     pub fn forget(&self, key: &[u8], client: u64) -> bool {
-        let of_stretch = self.stretches.borrow_mut().leave(key, client);
-        self.table.borrow_mut().leave(key, client) || of_stretch
+        self.table.borrow_mut().leave(key, client) || self.stretches.borrow().has(key, client)
     }
 }
 
@@ -403,12 +403,10 @@ impl CoreState {
             table.enter(key, author);
         }
         drop(table);
-        let mut stretches = self.tracking.stretches.borrow_mut();
-        for id in stretches.take(key) {
-            let tells_itself = |client: Rc<Client>| client.tracking.tells_itself(author);
-            if id == author && self.clients.get(author).is_some_and(tells_itself) {
-                stretches.enter(author, &[key]);
-            } else if !clients.contains(&id) {
+        for id in self.tracking.stretches.borrow().readers(key) {
+            let hears_by_itself = id == author
+                && self.clients.get(id).is_some_and(|client| client.tracking.tells_itself(id));
+            if !hears_by_itself && !clients.contains(&id) {
                 clients.push(id);
             }
         }
