@@ -73,6 +73,7 @@ def test_redis_cli_speaks_tls(certificates, node):
     line = cli("CLIENT", "LIST")
     assert f"laddr=127.0.0.1:{node.port} " in line and " cmd=client|list " in line
     assert cli("CONFIG", "GET", "tls-port").split() == ["tls-port", str(node.port)]
+    assert cli("CONFIG", "GET", "port").split() == ["port", "0"]
     assert cli("CONFIG", "GET", "tls-auth-clients").split() == ["tls-auth-clients", "no"]
     assert "tls" in node.until_ready().lower()
 
@@ -163,6 +164,7 @@ def test_two_doors(certificates, tmp_path):
             assert plain.call("SET", "k", "v") == b"OK"
             assert secure.call("GET", "k") == b"v"
             assert info(plain, "tcp_port") == str(node.port)
+            assert plain.call("CONFIG", "GET", "port") == [b"port", str(node.port).encode()]
             assert plain.call("CONFIG", "GET", "tls-port") == [b"tls-port", str(tls_port).encode()]
             assert int(info(plain, "total_tls_connections_received")) == 1
             assert int(info(plain, "clients_tls_bytes")) > 0

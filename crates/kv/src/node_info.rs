@@ -7,7 +7,7 @@ pub trait NodeInfo: Send + Sync {
     fn version(&self) -> String;
     /// Forty hexadecimal digits, different for every start.
     fn run_id(&self) -> String;
-    /// The port it listens on.
+    /// The port it listens on, with TLS if there is no other.
     fn tcp_port(&self) -> u16;
     /// The process number.
     fn process_id(&self) -> u32;

@@ -67,7 +67,6 @@ pub(crate) fn known(
         ("dir", node.data_directory()),
         ("maxclients", settings.clients_max.to_string()),
         ("maxmemory", node.memory_budget_bytes().to_string()),
-        ("port", node.tcp_port().to_string()),
         ("proto-max-bulk-len", settings.value_bytes_max().to_string()),
         (SLOWER_THAN, now.slower_than_us.to_string()),
         (SLOW_LOG_LEN, now.slow_log_len_max.to_string()),

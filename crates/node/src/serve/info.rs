@@ -95,7 +95,9 @@ impl NodeInfo for Description {
         let tls_listen = tls.and_then(|tls| tls.listen);
         let tls_listen = tls_listen.map_or_else(String::new, |addr| addr.to_string());
         let tls_auth_clients = tls.map_or(TlsAuthClients::No, |tls| tls.auth_clients);
+        let only_tls = tls.is_some_and(|tls| tls.listen.is_none());
         vec![
+            pair("port", if only_tls { 0 } else { self.port }.to_string()),
             pair("data", self.data_directory()),
             pair("column-family", config.column_family.clone()),
             pair("read-only", if config.read_only { "yes" } else { "no" }.to_owned()),
