@@ -5,6 +5,7 @@ import os
 import shutil
 import socket
 import subprocess
+import threading
 import urllib.request
 
 import guest
@@ -331,3 +332,39 @@ def answer_or_nothing(node):
         return node.ask(b'{"version":1,"command":"disk-list"}\n')
     except (OSError, ValueError):
         return {}
+
+
+@pytest.mark.parametrize("replies", [True, False], ids=["the successor answers", "nobody answers"])
+def test_a_look_at_a_node_that_is_being_replaced_goes_to_its_successor(tmp_path, replies):
+    """A command that changes something is not sent twice."""
+    at = tmp_path / "admin.sock"
+    seen = []
+
+    def serve(listener):
+        while True:
+            try:
+                connection = listener.accept()[0]
+            except OSError:
+                return
+            with connection:
+                seen.append(json.loads(connection.makefile("rb").readline()))
+                if replies and len(seen) == 2:
+                    connection.sendall(b'{"version": 1, "result": {"disks": []}}\n')
+
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(at))
+        listener.listen()
+        server = threading.Thread(target=serve, args=(listener,))
+        server.start()
+        try:
+            words = ("disk", "list", "--json", "--admin", at)
+            if replies:
+                assert json.loads(millrace.succeed(*words))["disks"] == []
+            else:
+                assert "the node closed the connection" in millrace.fail(*words)
+            assert [one["command"] for one in seen] == ["disk-list"] * 2
+            assert "the node closed the connection" in millrace.fail("disk", "detach", "a", "--admin", at)
+            assert len(seen) == 3
+        finally:
+            listener.shutdown(socket.SHUT_RDWR)
+            server.join()

@@ -2,7 +2,7 @@
 
 use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
 use std::os::unix::net::UnixStream;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use node::{ADMIN_SOCKET, ADMIN_VERSION, Request, STATE_VARIABLE, default_state};
@@ -22,6 +22,14 @@ pub struct Admin {
     path: PathBuf,
 }
 
+/// Connects to the socket at a path.
+fn open(path: &Path) -> std::io::Result<BufReader<UnixStream>> {
+    let socket = UnixStream::connect(path)?;
+    socket.set_read_timeout(Some(PATIENCE))?;
+    socket.set_write_timeout(Some(PATIENCE))?;
+    Ok(BufReader::new(socket))
+}
+
 impl Admin {
     /// Connects to the node named in the arguments, or to the default one.
     pub fn connect(node: &NodeArgs) -> Result<Admin, Failure> {
@@ -32,7 +40,7 @@ impl Admin {
         let path = node.admin.clone().or_else(|| Some(state()?.join(ADMIN_SOCKET)));
         let path = path
             .ok_or_else(|| Failure::new("no node is named").hint("name one with --admin PATH"))?;
-        let stream = UnixStream::connect(&path).map_err(|error| {
+        let stream = open(&path).map_err(|error| {
             Failure::new(format!("cannot connect to a node at {}: {error}", path.display()))
                 .hint(
                     "is a node running? it needs the same --state or --admin; start one with: \
@@ -40,13 +48,7 @@ impl Admin {
                 )
                 .gone()
         })?;
-        let admin = Admin { stream: BufReader::new(stream), path };
-        let socket = admin.stream.get_ref();
-        socket
-            .set_read_timeout(Some(PATIENCE))
-            .and_then(|()| socket.set_write_timeout(Some(PATIENCE)))
-            .map_err(|error| admin.failed(&error))?;
-        Ok(admin)
+        Ok(Admin { stream, path })
     }
 
     fn failed(&self, what: &dyn std::fmt::Display) -> Failure {
@@ -65,8 +67,19 @@ impl Admin {
         .hint("look before you repeat the command: it is done when the node goes on, unless the node ends first")
     }
 
-    /// Sends a request and waits for its result; an error from the node is a failure.
+    /// Sends a request and waits for its result; an error from the node is a failure. A request
+    /// that only looks goes to a successor if the node hands over meanwhile.
     pub fn call(&mut self, request: &Request) -> Result<Value, Failure> {
+        let called = self.call_once(request);
+        if !request.only_looks() || !called.as_ref().is_err_and(Failure::is_gone) {
+            return called;
+        }
+        let Ok(stream) = open(&self.path) else { return called };
+        self.stream = stream;
+        self.call_once(request)
+    }
+
+    fn call_once(&mut self, request: &Request) -> Result<Value, Failure> {
         let sent = self.stream.get_mut().write_all(request.line().as_bytes());
         let mut sent = Some(sent);
         let mut answer = loop {

@@ -176,6 +176,13 @@ impl Request {
         format!("{value}\n")
     }
 
+    /// Whether it changes nothing and its answer stands for itself, so that it may be sent again
+    /// when none came.
+    pub fn only_looks(&self) -> bool {
+        use Request::{CompactionStatus, DiskList, DiskStat};
+        matches!(self, DiskList | DiskStat { .. } | CompactionStatus)
+    }
+
     fn parse(line: &[u8]) -> Result<Request, Error> {
         let usage = |what: String| Error::new(Kind::Usage, what);
         let mut value: Value = serde_json::from_slice(line)
