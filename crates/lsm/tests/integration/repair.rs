@@ -176,8 +176,8 @@ fn live_blobs(dir: &Path) -> Vec<String> {
     live.map(|blob| FileName::Blob(blob.number).to_string()).collect()
 }
 
-/// The blob file with the most values that are not garbage. Of others all may be garbage, and only a
-/// link keeps them.
+/// The blob file with the most values that are not garbage. Of others all may be garbage, and only
+/// a link keeps them.
 fn most_used_blob(dir: &Path) -> String {
     let state = crate::blobs::manifest(dir);
     let live = state.column_families[&0].live_blob_files();
