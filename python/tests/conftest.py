@@ -48,6 +48,16 @@ def answers(port):
     return False
 
 
+def end(process):
+    """Ends a server, by force if it takes too long."""
+    process.terminate()
+    try:
+        process.wait(10)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
 @contextlib.contextmanager
 def serve(command, port, log):
     with open(log, "wb") as out:
@@ -60,12 +70,7 @@ def serve(command, port, log):
             time.sleep(0.01)
         yield Server(process, port)
     finally:
-        process.terminate()
-        try:
-            process.wait(10)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        end(process)
 
 
 def start_node(directory, *flags):

@@ -61,9 +61,4 @@ def test_a_link_that_is_cut(kind, namespaces, tmp_path):
         done = subprocess.run(["ip", "netns", "exec", far, *map(str, program)], capture_output=True, text=True, timeout=240)
         assert done.returncode == 0, done.stdout + done.stderr + (tmp_path / "log").read_text()[-2000:]
     finally:
-        server.terminate()
-        try:
-            server.wait(10)
-        except subprocess.TimeoutExpired:
-            server.kill()
-            server.wait()
+        conftest.end(server)
