@@ -143,22 +143,22 @@ impl Tls {
     }
 }
 
-fn certificates(pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, String> {
-    let found = CertificateDer::pem_slice_iter(pem).collect::<Result<Vec<_>, _>>();
+/// What a PEM file has of one kind, which `what` names; at least one.
+fn items<T: PemObject>(pem: &[u8], what: &str) -> Result<Vec<T>, String> {
+    let found = T::pem_slice_iter(pem).collect::<Result<Vec<_>, _>>();
     match found {
-        Ok(found) if found.is_empty() => Err("there is no certificate in it".to_owned()),
+        Ok(found) if found.is_empty() => Err(format!("there is no {what} in it")),
         Ok(found) => Ok(found),
         Err(error) => Err(error.to_string()),
     }
 }
 
+fn certificates(pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, String> {
+    items(pem, "certificate")
+}
+
 fn revocation_lists(pem: &[u8]) -> Result<Vec<CertificateRevocationListDer<'static>>, String> {
-    let found = CertificateRevocationListDer::pem_slice_iter(pem).collect::<Result<Vec<_>, _>>();
-    match found {
-        Ok(found) if found.is_empty() => Err("there is no revocation list in it".to_owned()),
-        Ok(found) => Ok(found),
-        Err(error) => Err(error.to_string()),
-    }
+    items(pem, "revocation list")
 }
 
 /// With revocation lists, a certificate is valid only if the list of each authority in its chain
