@@ -32,7 +32,8 @@ pub const TASKS_MAX: usize = 1 << 20;
 /// The purpose of a task: decides when it runs and its share of a turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Class {
-    /// Shutdown, administration: always first, must be short.
+    /// Shutdown, administration, and the commit of writes, for which many requests wait: always
+    /// first, must be short.
     Control,
     /// Requests of users.
     Foreground,

@@ -222,6 +222,7 @@ impl Writer {
         };
         state.flushes.waiting.borrow_mut().push_back(recovered);
         let commit = state.clone();
+        // Many writers wait for each group: it goes ahead of the reads that are ready to run.
         state.core.spawn(Class::Control, async move {
             commit::run(&commit, log).await;
             commit.lifecycle.committing.set(false);
