@@ -22,13 +22,18 @@
 //! begins, 1 at the limit of their space, linear in between. Its drain is the rate at which
 //! collection frees space. The lower rate of the two applies.
 //!
-//! The rate is unlimited below pressure ¼; twice the drain at ¼; the drain at ½; and a quarter of
-//! it at 1, linear in between. So a load above what the database can take settles at pressure ½,
-//! with a short level 0, and no write ever waits for a whole merge: each group is delayed by as
-//! much as its bytes take at the rate, at most [`DELAY_MAX_NS`].
+//! The rate is unlimited below pressure ¼; twice the drain at ¼; and the drain at ½, linear in
+//! between. Above, it falls with the square of what is left to 1. So a load above what the database
+//! can take settles at pressure ½, with a short level 0, and no write ever waits for a whole merge:
+//! each group is delayed by as much as its bytes take at the rate, at most [`DELAY_MAX_NS`].
+//!
+//! The square is for a drain that falls faster than its measure follows, because the disk or
+//! another program holds a merge up: the last files of level 0 are left to few, late groups
+//! instead of being filled at once, after which all writes would wait.
 //!
 //! The same for memtables: when all of them but the one that is written to wait to be flushed, the
-//! rate falls with the room that is left in it, relative to the rate of flushes.
+//! rate is that of flushes while half of the room in it is left, and falls with the square of what
+//! is left.
 
 use crate::family_options::FamilyOptions;
 
@@ -55,6 +60,8 @@ const DEBT_MIN: u64 = 1 << 30;
 pub(crate) const LIMITED: f64 = 0.25;
 /// Pressure at which as much is admitted as leaves level 0.
 pub(crate) const SETTLED: f64 = 0.5;
+/// The least part of a drain that is admitted.
+const PART_MIN: f64 = 0.01;
 
 /// Level 0 of a family, as far as it counts for pressure.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -211,12 +218,12 @@ pub(crate) fn rate(pressure: f64, drain: f64) -> Option<f64> {
     if pressure < LIMITED {
         return None;
     }
-    let factor = if pressure <= SETTLED {
+    let part = if pressure <= SETTLED {
         2.0 - (pressure - LIMITED) / (SETTLED - LIMITED)
     } else {
-        1.0 - 0.75 * (pressure - SETTLED) / (1.0 - SETTLED)
+        ((1.0 - pressure) / (1.0 - SETTLED)).powi(2)
     };
-    Some(drain * factor.max(0.25))
+    Some(drain * part.max(PART_MIN))
 }
 
 /// The part of background work's share of the disk that merges have in any case. An overload
@@ -227,7 +234,7 @@ pub(crate) fn urgency(pressure: f64) -> f64 {
 
 /// The rate of writes while no other memtable is free and `room` (0 to 1) of this one is.
 pub(crate) fn rate_into_last_memtable(room: f64, flushed: f64) -> f64 {
-    flushed * (2.0 * room).clamp(0.05, 2.0)
+    flushed * (2.0 * room).powi(2).clamp(PART_MIN, 2.0)
 }
 
 /// Admits groups at a rate.
@@ -329,7 +336,8 @@ mod tests {
         assert_eq!(rate(0.2, 100.0), None);
         assert_eq!(rate(0.25, 100.0), Some(200.0));
         assert_eq!(rate(0.5, 100.0), Some(100.0));
-        assert_eq!(rate(1.0, 100.0), Some(25.0));
+        assert_eq!(rate(0.75, 100.0), Some(25.0));
+        assert_eq!(rate(1.0, 100.0), Some(1.0));
         assert!(rate_into_last_memtable(0.5, 100.0) > rate_into_last_memtable(0.2, 100.0));
     }
 
@@ -360,6 +368,9 @@ mod tests {
         blocked_since: u64,
         drained: f64,
         bytes_per_second: f64,
+        /// Every 20 s, merges run at a tenth of their speed for this time.
+        held_up_ms: u64,
+        steps: u64,
     }
 
     impl Plant {
@@ -375,6 +386,8 @@ mod tests {
                 blocked_since: 0,
                 drained: 0.0,
                 bytes_per_second,
+                held_up_ms: 0,
+                steps: 0,
             }
         }
 
@@ -392,8 +405,11 @@ mod tests {
                     self.blocked_since = 0;
                 }
             }
+            self.steps += 1;
+            let is_held_up = self.steps % 20_000 < self.held_up_ms;
             if let Some((all, left)) = &mut self.merging {
-                let done = (self.bytes_per_second / 1000.0).min(*left);
+                let speed = self.bytes_per_second * if is_held_up { 0.1 } else { 1.0 };
+                let done = (speed / 1000.0).min(*left);
                 *left -= done;
                 self.drained += done;
                 if *left <= 0.0 {
@@ -460,6 +476,17 @@ mod tests {
             assert!((written[0] - 5e6).abs() < 0.2e6, "the first load was limited: {written:?}");
             assert!(written[1] > 0.85 * 20e6, "less than merges take: {written:?}");
             assert!(written[2] > 0.98 * 5e6, "the last load was limited: {written:?}");
+        }
+    }
+
+    #[test]
+    fn a_merge_that_is_held_up_slows_writes_and_does_not_stop_them() {
+        for (held_up_ms, bytes_per_second) in [(500, 60e6), (1000, 60e6), (2000, 20e6)] {
+            let plant = Plant { held_up_ms, ..Plant::new(4, 0, bytes_per_second) };
+            let (most, longest, written) = run(&[(200, 200e6)], plant);
+            assert!(most < 36, "writes stopped: {most} files");
+            assert!(longest <= 20, "{longest} ms");
+            assert!(written[0] > 0.85 * bytes_per_second, "{written:?}");
         }
     }
 
