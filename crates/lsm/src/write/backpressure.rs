@@ -10,7 +10,8 @@
 //!    memtables have filled, there is no rate; flushes have none either while two generations of
 //!    memtables wait ([`WriteState::set_paces`]; `pace.rs` keeps to the rate).
 //! 2. *Delayed.* Each group of batches is delayed by what its bytes take at the rate that debt and
-//!    the space of blob files allow (`controller.rs` has the law; [`WriteState::delay`]).
+//!    the space of blob files allow (`controller.rs` has the law; [`WriteState::delay`]), and that
+//!    the last free memtable allows while others wait to be flushed, or the next log is late.
 //! 3. *Stalled.* New memtables are not begun while [`WAITING_MAX`] generations wait to be flushed,
 //!    or level 0 has `level0_stop_writes_trigger` files ([`WriteState::wait_for_headroom`]). While
 //!    merges fail for another reason than a full disk, level 0 may grow beyond that: reads get
@@ -41,6 +42,9 @@ use crate::write::state::{Pending, Request, WriteState};
 const BLOB_GC_RATE: u64 = 128 << 20;
 /// Generations of memtables that may wait to be flushed.
 const WAITING_MAX: usize = 2;
+/// When the memtables have less room than this and the next log is not there yet, their room is to
+/// last until it is.
+const LOG_IS_LATE: f64 = 0.5;
 /// Groups over which the share of tables in the bytes of batches is smoothed, and the least share
 /// that counts.
 const SHARE_GROUPS: f64 = 16.0;
@@ -335,14 +339,19 @@ impl WriteState {
         let (pressure, drained) = (self.backlog().pressure, self.paces.drained.get());
         let (waiting, flushed) = (self.flushes.waiting.borrow().len(), self.paces.flushed.get());
         let by_merges = controller::rate(pressure, drained.rate());
-        let by_flushes = (waiting >= WAITING_MAX).then(|| {
-            let room = 1.0 - self.flushes.filled.get().min(1.0);
-            controller::rate_into_last_memtable(room, flushed.rate())
-        });
+        let room = 1.0 - self.flushes.filled.get().min(1.0);
+        let by_flushes = (waiting >= WAITING_MAX)
+            .then(|| controller::rate_into_last_memtable(room, flushed.rate()));
+        // A log for each generation of memtables, of which at least this part is bytes of batches.
+        let bytes = self.options.memtable_bytes as f64 / 4.0;
+        let log_ns = self.next_log_takes_ns().filter(|_| room < LOG_IS_LATE);
+        let by_logs = log_ns
+            .map(|ns| controller::rate_into_last_memtable(room, bytes * 1e9 / ns.max(1) as f64));
         let by_blobs =
             controller::rate(self.blob_gc.space.pressure(), self.paces.blobs.get().rate());
         let share = self.paces.table_share.get();
-        let by_tables = [by_merges, by_flushes].into_iter().flatten().map(|rate| rate / share);
+        let by_tables =
+            [by_merges, by_flushes, by_logs].into_iter().flatten().map(|rate| rate / share);
         by_tables.chain(by_blobs).reduce(f64::min)
     }
 

@@ -21,6 +21,9 @@ use crate::write::wal_writer::EmptyLog;
 /// log.
 const FILLED: f64 = 1.0 / 64.0;
 
+/// The time that making a log takes falls by this part of it with each that takes less.
+const TOOK_FADES: u64 = 8;
+
 /// The next log.
 #[derive(Default)]
 pub(crate) struct NextLog {
@@ -28,6 +31,9 @@ pub(crate) struct NextLog {
     wanted: Cell<bool>,
     /// It is being made.
     making: Cell<bool>,
+    /// When the last one was begun to be made, and how long making one took lately, in nanoseconds.
+    began_ns: Cell<u64>,
+    took_ns: Cell<u64>,
     made: RefCell<Option<EmptyLog>>,
 }
 
@@ -41,12 +47,15 @@ pub(crate) async fn run(state: &Rc<WriteState>) {
         }
         next.wanted.set(false);
         next.making.set(true);
+        next.began_ns.set(state.core.now_ns());
         match commit::empty_log(state, 1).await {
             Ok(log) => drop(next.made.replace(Some(log))),
             // The group that needs it tries again, and reports the error.
             Err(error) => tracing::debug!("cannot make a log ahead: {error}"),
         }
         next.making.set(false);
+        let (took_ns, before_ns) = (state.core.now_ns() - next.began_ns.get(), next.took_ns.get());
+        next.took_ns.set(took_ns.max(before_ns - before_ns / TOOK_FADES));
         state.changed.notify_all();
     }
     if !state.has_failed() {
@@ -65,6 +74,13 @@ impl WriteState {
             next.wanted.set(true);
             self.changed.notify_all();
         }
+    }
+
+    /// If it is being made, the time that this takes, in nanoseconds: so far, or as long as lately.
+    pub fn next_log_takes_ns(&self) -> Option<u64> {
+        let next = &self.next_log;
+        let so_far_ns = || self.core.now_ns() - next.began_ns.get();
+        next.making.get().then(|| so_far_ns().max(next.took_ns.get()))
     }
 
     /// Takes the log that was made ahead, if one was. Waits while it is being made.

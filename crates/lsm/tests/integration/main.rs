@@ -18,6 +18,7 @@ mod full_disk;
 mod healing;
 mod ingest;
 mod large;
+mod late_files;
 mod manifest;
 mod memory;
 mod merges;
