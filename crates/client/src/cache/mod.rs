@@ -37,9 +37,9 @@ use resp::Reply;
 
 use tokio::sync::Notify;
 
-use self::ahead::{Arrival, Recogniser};
+use self::ahead::{Arrival, Mood, Recogniser};
 pub(crate) use self::ahead::{CHUNK_BYTES, Chunk, Place, Turn, WAITS_MAX};
-use self::store::Store;
+use self::store::{Found, Store};
 
 /// Groups of keys in each shard, whose tickets become bad together.
 const GENERATIONS: usize = 256;
@@ -113,6 +113,12 @@ struct Ahead {
     /// Answers in a row without a place.
     without_place: AtomicU32,
     values: AtomicU64,
+    /// Bytes that the cache has stored.
+    stored: AtomicU64,
+    /// Hits are noted.
+    is_looking: AtomicBool,
+    /// So many gets that miss are plain.
+    plain_left: AtomicU32,
 }
 
 /// After so many answers without a place, only one of [`PLACE_SHARE`] reads asks for places.
@@ -200,6 +206,9 @@ impl Cache {
             is_wanted: AtomicBool::new(false),
             without_place: AtomicU32::new(0),
             values: AtomicU64::new(0),
+            stored: AtomicU64::new(0),
+            is_looking: AtomicBool::new(false),
+            plain_left: AtomicU32::new(0),
         });
         Cache {
             clock: AtomicU64::new(0),
@@ -270,11 +279,16 @@ impl Cache {
         let mut shard = self.shard(hash);
         // Under the lock: `close` ends the lease first and then empties the shards.
         if self.is_serving(now)
-            && let Some((value, first)) = shard.store.read(tag_of(hash), key)
+            && let Some(Found { value, is_first, age }) = shard.store.read(tag_of(hash), key)
         {
             drop(shard);
-            if first && let Some(ahead) = &self.ahead {
-                ahead.used(value.as_ref().map_or(0, Vec::len));
+            if let Some(ahead) = &self.ahead {
+                if is_first {
+                    ahead.used(value.as_ref().map_or(0, Vec::len));
+                }
+                if ahead.is_looking.load(Ordering::Relaxed) {
+                    ahead.change(|recogniser| recogniser.hit(age));
+                }
             }
             return Lookup::Hit(value);
         }
@@ -285,7 +299,11 @@ impl Cache {
     pub fn fill(&self, ticket: Ticket, key: &[u8], value: Option<&[u8]>) {
         let mut shard = self.shard(ticket.hash);
         if shard.is_good(ticket.hash, ticket.asked) {
+            let before = shard.store.stored();
             shard.store.insert(tag_of(ticket.hash), key, value);
+            if let Some(ahead) = &self.ahead {
+                ahead.stored.fetch_add(shard.store.stored() - before, Ordering::Relaxed);
+            }
         }
     }
 
@@ -372,8 +390,11 @@ impl Cache {
     }
 }
 
-/// A read waits for a stretch as long as something of it arrives within this time.
-const LOOK: Duration = Duration::from_millis(100);
+/// A read waits for a stretch as long as something of it arrives within this time. To ask would not
+/// be faster: the answer comes after what was asked for before.
+const LOOK: Duration = Duration::from_secs(1);
+/// It waits so long for what another read finds, which may have given up.
+const LOOK_ASKING: Duration = Duration::from_millis(100);
 
 impl Ahead {
     fn recogniser(&self) -> MutexGuard<'_, Recogniser> {
@@ -382,7 +403,22 @@ impl Ahead {
             0 => {}
             bytes => recogniser.used(bytes),
         }
+        recogniser.stored(self.stored.load(Ordering::Relaxed));
         recogniser
+    }
+
+    /// Does something that may change its mood.
+    fn change<T>(&self, act: impl FnOnce(&mut Recogniser) -> T) -> T {
+        let mut recogniser = self.recogniser();
+        let before = recogniser.mood();
+        let done = act(&mut recogniser);
+        let mood = recogniser.mood();
+        if mood != before {
+            self.is_looking.store(mood == Mood::Looking, Ordering::Relaxed);
+            let plain = if mood == Mood::Scattered { recogniser.pause() } else { 0 };
+            self.plain_left.store(plain, Ordering::Relaxed);
+        }
+        done
     }
 
     fn used(&self, bytes: usize) {
@@ -412,12 +448,15 @@ impl Cache {
     /// The server of the link that was opened knows the commands, or not.
     pub fn serve_ahead(&self, is_served: bool) {
         let Some(ahead) = &self.ahead else { return };
-        let mut recogniser = ahead.recogniser();
-        ahead.is_served.store(is_served, Ordering::Release);
-        ahead.is_wanted.store(false, Ordering::Release);
-        ahead.due_at.store(i64::MAX, Ordering::Relaxed);
-        recogniser.reset();
-        drop(recogniser);
+        ahead.change(|recogniser| {
+            ahead.is_served.store(is_served, Ordering::Release);
+            ahead.is_wanted.store(false, Ordering::Release);
+            ahead.due_at.store(i64::MAX, Ordering::Relaxed);
+            recogniser.reset();
+        });
+        // Its mood may be the same as before.
+        ahead.is_looking.store(is_served, Ordering::Relaxed);
+        ahead.plain_left.store(0, Ordering::Relaxed);
         ahead.look();
     }
 
@@ -432,6 +471,13 @@ impl Cache {
             && !without.fetch_add(1, Ordering::Relaxed).is_multiple_of(PLACE_SHARE)
         {
             return Turn::Ask;
+        }
+        let one_less = |left: u32| left.checked_sub(1);
+        let plain = &ahead.plain_left;
+        match plain.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_less) {
+            Ok(1) => ahead.change(Recogniser::look_again),
+            Ok(_) => return Turn::Ask,
+            Err(_) => {}
         }
         ahead.recogniser().turn()
     }
@@ -453,12 +499,13 @@ impl Cache {
             }
             recogniser = ahead.recogniser();
             if looks == ahead.looks.load(Ordering::Acquire) {
-                let waited = ahead.changed.wait_timeout(recogniser, LOOK);
+                let look = if recogniser.is_fetching() { LOOK } else { LOOK_ASKING };
+                let waited = ahead.changed.wait_timeout(recogniser, look);
                 let (again, waited) = waited.unwrap_or_else(PoisonError::into_inner);
                 (recogniser, is_stuck) = (again, waited.timed_out());
             }
         };
-        ahead.recogniser().waited(found.is_some());
+        ahead.recogniser().waited(found.is_some(), is_stuck);
         found
     }
 
@@ -474,16 +521,20 @@ impl Cache {
         let found = loop {
             // It is told of what changes from now on.
             let changed = ahead.notify.notified();
-            let is_coming = ahead.recogniser().is_coming(stretch);
+            let (is_coming, is_fetching) = {
+                let recogniser = ahead.recogniser();
+                (recogniser.is_coming(stretch), recogniser.is_fetching())
+            };
+            let look = if is_fetching { LOOK } else { LOOK_ASKING };
             let now = Instant::now();
             match self.get_again(key, now) {
                 Lookup::Hit(value) => break Some(value),
                 Lookup::Miss(_) if !is_coming || is_stuck || now >= deadline => break None,
                 Lookup::Miss(_) => {}
             }
-            is_stuck = tokio::time::timeout(LOOK, changed).await.is_err();
+            is_stuck = tokio::time::timeout(look, changed).await.is_err();
         };
-        ahead.recogniser().waited(found.is_some());
+        ahead.recogniser().waited(found.is_some(), is_stuck);
         found
     }
 
@@ -497,13 +548,15 @@ impl Cache {
             Some((Some(_), _)) => ahead.without_place.store(0, Ordering::Relaxed),
             None => {}
         }
-        let mut recogniser = ahead.recogniser();
-        let before = recogniser.stretches;
-        recogniser.answered(found.and_then(|(place, bytes)| Some((place?, bytes))));
-        if recogniser.stretches != before {
+        let found = found.and_then(|(place, bytes)| Some((place?, bytes)));
+        let has_begun = ahead.change(|recogniser| {
+            let before = recogniser.stretches;
+            recogniser.answered(found);
+            recogniser.stretches != before
+        });
+        if has_begun {
             ahead.due_before.store(ahead.uses.load(Ordering::Relaxed) as i64, Ordering::Relaxed);
         }
-        drop(recogniser);
         ahead.is_wanted.store(true, Ordering::Release);
         // Reads that wait whether this one begins a stretch.
         ahead.look();
@@ -535,23 +588,26 @@ impl Cache {
         let Some(ahead) = &self.ahead else { return };
         let Reply::Array(words) = reply else {
             // The server cannot serve it now. Reads go on without.
-            ahead.recogniser().refused();
+            ahead.change(Recogniser::refused);
             return ahead.look();
         };
-        let mut records = 0;
+        let (mut records, mut stored) = (0, 0);
         for frame in words.iter().skip(1).filter_map(Reply::as_bytes) {
             let mut rest = frame;
             while let Some((key, value, after)) = record(rest) {
                 let hash = hash(key);
                 let mut shard = self.shard(hash);
                 if shard.is_good(hash, fetch.asked) {
+                    let before = shard.store.stored();
                     shard.store.insert_ahead(tag_of(hash), key, value);
+                    stored += shard.store.stored() - before;
                 }
                 records += 1;
                 rest = after;
             }
         }
         ahead.values.fetch_add(records as u64, Ordering::Relaxed);
+        ahead.stored.fetch_add(stored, Ordering::Relaxed);
         let has_more = matches!(words.first(), Some(Reply::Integer(next)) if *next > 0);
         let mut recogniser = ahead.recogniser();
         let Arrival { look, next_after } = recogniser.arrived(fetch.chunk, records, has_more);

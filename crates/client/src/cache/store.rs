@@ -58,6 +58,9 @@ impl Slot {
 struct Segment {
     bytes: Vec<u8>,
     live: usize,
+    /// What the shard had stored when it began; for entries that got a second chance, about when
+    /// they came first.
+    began: u64,
 }
 
 /// A shard.
@@ -71,12 +74,28 @@ pub(super) struct Store {
     order: VecDeque<u32>,
     /// The segment that is being filled.
     filling: Option<u32>,
+    /// The one that is being filled with entries that get a second chance.
+    keeping: Option<u32>,
     segment_bytes: usize,
     budget: usize,
     /// Bytes of all segments and of the index.
     bytes_used: usize,
     /// Bytes of the keys and values that are cached.
     bytes_cached: usize,
+    /// Bytes of all entries that were ever stored, also of those that got a second chance.
+    stored: u64,
+}
+
+/// What is known of a key.
+#[derive(Debug)]
+pub(super) struct Found {
+    /// `None`: it has no value.
+    pub value: Option<Vec<u8>>,
+    /// It was fetched with others, and this is the first read of it.
+    pub is_first: bool,
+    /// Bytes that were stored since the segment began in which it is, as a part of the budget, in
+    /// 32nds.
+    pub age: u64,
 }
 
 /// An entry's header, decoded.
@@ -127,10 +146,12 @@ impl Store {
             segments: Vec::new(),
             order: VecDeque::new(),
             filling: None,
+            keeping: None,
             segment_bytes,
             budget,
             bytes_used: 0,
             bytes_cached: 0,
+            stored: 0,
         }
     }
 
@@ -146,27 +167,35 @@ impl Store {
         self.bytes_cached
     }
 
+    /// Bytes of all entries that were ever stored.
+    pub fn stored(&self) -> u64 {
+        self.stored
+    }
+
     /// What is known of a key: `None` is nothing, `Some(None)` that it has no value.
     #[cfg(test)]
     pub fn get(&mut self, tag: u32, key: &[u8]) -> Option<Option<Vec<u8>>> {
-        self.read(tag, key).map(|(value, _)| value)
+        self.read(tag, key).map(|found| found.value)
     }
 
-    /// The same, and whether this is the first read of an entry that was fetched with others.
-    pub fn read(&mut self, tag: u32, key: &[u8]) -> Option<(Option<Vec<u8>>, bool)> {
+    /// Looks up a key. `None`: nothing is known of it.
+    pub fn read(&mut self, tag: u32, key: &[u8]) -> Option<Found> {
         let at = self.slots[self.find(tag, key)?].at;
         let (number, offset) = self.place(at);
-        let bytes = &mut self.segments[number].as_mut()?.bytes;
+        let segment = self.segments[number].as_mut()?;
+        let age = (self.stored - segment.began) * 32 / self.budget as u64;
+        let bytes = &mut segment.bytes;
         let header = Header::read(&bytes[offset..]);
-        let first = header.word & AHEAD != 0;
+        let is_first = header.word & AHEAD != 0;
         // The first read of what was fetched early shows no more than that it was right to fetch
         // it.
-        match first {
+        match is_first {
             true => bytes[offset + 3] &= !((AHEAD >> 24) as u8),
             false => bytes[offset + 3] |= (VISITED >> 24) as u8,
         }
         let value = offset + HEADER_BYTES + header.key_len;
-        Some((header.value_len().map(|len| bytes[value..value + len].to_vec()), first))
+        let value = header.value_len().map(|len| bytes[value..value + len].to_vec());
+        Some(Found { value, is_first, age })
     }
 
     /// Adds a value that was fetched with others, unless the key is there.
@@ -193,7 +222,8 @@ impl Store {
         let header = Header::read(&segment.bytes[offset..]);
         segment.live -= header.size();
         self.bytes_cached -= header.payload();
-        if segment.live == 0 && self.filling != Some(number as u32) {
+        let is_open = [self.filling, self.keeping].contains(&Some(number as u32));
+        if segment.live == 0 && !is_open {
             self.order.retain(|&other| other as usize != number);
             self.release(number);
         }
@@ -201,7 +231,7 @@ impl Store {
 
     /// Forgets everything, and gives the memory back.
     pub fn clear(&mut self) {
-        *self = Store::new(self.budget);
+        *self = Store { stored: self.stored, ..Store::new(self.budget) };
     }
 
     fn append(&mut self, tag: u32, key: &[u8], word: u32, value: Option<&[u8]>) {
@@ -223,6 +253,7 @@ impl Store {
         segment.bytes.extend_from_slice(value);
         segment.bytes.resize(offset + size, 0);
         segment.live += size;
+        self.stored += size as u64;
         self.bytes_cached += key.len() + value.len();
         let at = (number * self.segment_bytes + offset) / UNIT;
         self.occupy(Slot { at: at as u32, tag });
@@ -245,27 +276,23 @@ impl Store {
         }
         let own = size > self.segment_bytes / 4;
         let capacity = if own { size } else { self.segment_bytes };
-        if !own {
-            self.seal();
+        if !own && let Some(number) = self.filling.take() {
+            self.seal(number);
         }
         if !self.evict_until(capacity) {
             return None;
         }
-        // An entry's second chance may have begun a segment that has room.
-        if let Some(number) = self.filling.filter(|_| !own) {
-            let bytes = &self.segments[number as usize].as_ref()?.bytes;
-            if bytes.len() + size <= self.segment_bytes {
-                return Some(number as usize);
-            }
-            self.seal();
+        let number = self.start_segment(capacity, self.stored);
+        if !own {
+            self.filling = Some(number as u32);
         }
-        Some(self.start_segment(capacity, own))
+        Some(number)
     }
 
-    fn start_segment(&mut self, capacity: usize, own: bool) -> usize {
+    fn start_segment(&mut self, capacity: usize, began: u64) -> usize {
         let bytes = Vec::with_capacity(capacity);
         self.bytes_used += bytes.capacity();
-        let segment = Some(Segment { bytes, live: 0 });
+        let segment = Some(Segment { bytes, live: 0, began });
         let number = match self.segments.iter().position(Option::is_none) {
             Some(free) => {
                 self.segments[free] = segment;
@@ -277,15 +304,11 @@ impl Store {
             }
         };
         self.order.push_back(number as u32);
-        if !own {
-            self.filling = Some(number as u32);
-        }
         number
     }
 
     /// Ends the filling of a segment: what it has left over is given back.
-    fn seal(&mut self) {
-        let Some(number) = self.filling.take() else { return };
+    fn seal(&mut self, number: u32) {
         let number = number as usize;
         let Some(segment) = self.segments[number].as_mut() else { return };
         self.bytes_used -= segment.bytes.capacity();
@@ -316,9 +339,8 @@ impl Store {
     /// Takes out the oldest segment. Whether there was one.
     fn evict(&mut self) -> bool {
         let Some(number) = self.order.pop_front() else { return false };
-        if self.filling == Some(number) {
-            self.filling = None;
-        }
+        self.filling.take_if(|filling| *filling == number);
+        self.keeping.take_if(|keeping| *keeping == number);
         let number = number as usize;
         let Some(segment) = self.segments[number].take() else { return true };
         self.bytes_used -= segment.bytes.capacity();
@@ -344,36 +366,39 @@ impl Store {
             offset += header.size();
         }
         for (tag, offset) in again {
-            self.append_again(tag, &segment.bytes[offset..]);
+            self.append_again(tag, &segment.bytes[offset..], segment.began);
         }
         true
     }
 
-    /// Appends an entry of a segment that was taken out, if it fits without evicting others.
-    fn append_again(&mut self, tag: u32, entry: &[u8]) {
+    /// Appends an entry of a segment that was taken out, if it fits without evicting others. These
+    /// have segments of their own, which are smaller, so that little is reserved for them.
+    fn append_again(&mut self, tag: u32, entry: &[u8], began: u64) {
         let header = Header::read(entry);
         let size = header.size();
-        let number = match self.filling {
-            Some(number)
-                if self.segments[number as usize]
-                    .as_ref()
-                    .is_some_and(|segment| segment.bytes.len() + size <= self.segment_bytes) =>
-            {
-                number as usize
+        let has_room = |number: &u32| {
+            let segment = self.segments[*number as usize].as_ref();
+            segment.is_some_and(|it| it.bytes.len() + size <= it.bytes.capacity())
+        };
+        let capacity = size.max(self.segment_bytes / 4);
+        let number = match self.keeping.filter(has_room) {
+            Some(number) => number as usize,
+            None if size <= self.segment_bytes && self.bytes_used + capacity <= self.budget => {
+                if let Some(full) = self.keeping.take() {
+                    self.seal(full);
+                }
+                let number = self.start_segment(capacity, began);
+                self.keeping = Some(number as u32);
+                number
             }
-            _ if size <= self.segment_bytes
-                && self.bytes_used + self.segment_bytes <= self.budget =>
-            {
-                self.seal();
-                self.start_segment(self.segment_bytes, false)
-            }
-            _ => return,
+            None => return,
         };
         let Some(segment) = self.segments[number].as_mut() else { return };
         let offset = segment.bytes.len();
         segment.bytes.extend_from_slice(&entry[..size]);
         segment.bytes[offset + 3] &= !((VISITED >> 24) as u8);
         segment.live += size;
+        self.stored += size as u64;
         self.bytes_cached += header.payload();
         let at = (number * self.segment_bytes + offset) / UNIT;
         self.occupy(Slot { at: at as u32, tag });
@@ -543,7 +568,8 @@ mod tests {
                     break;
                 }
             }
-            store.seal();
+            let last = store.filling.take().unwrap();
+            store.seal(last);
             store.check();
             let overhead = store.bytes_used() - store.bytes_cached();
             let each = overhead as f64 / store.entries() as f64;
@@ -638,9 +664,9 @@ mod tests {
                         }
                         store.insert_ahead(tag(&key_bytes), &key_bytes, &value);
                         let again = store.read(tag(&key_bytes), &key_bytes);
-                        prop_assert_eq!(again.as_ref().map(|(value, _)| value), model.get(&key));
+                        prop_assert_eq!(again.as_ref().map(|found| &found.value), model.get(&key));
                         let first = store.read(tag(&key_bytes), &key_bytes);
-                        prop_assert!(first.is_none_or(|(_, first)| !first));
+                        prop_assert!(first.is_none_or(|found| !found.is_first));
                     }
                     Step::Get(key) => {
                         let key_bytes = key.to_be_bytes();
