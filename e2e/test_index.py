@@ -108,3 +108,10 @@ def test_what_an_index_says_is_always_so(node, cuts):
     """With writers that make and remove keys, and connections that end."""
     done = subprocess.run([INDEX, f"127.0.0.1:{node.port}", *cuts], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_a_race_with_an_index_tells_misses_by_itself(tmp_path):
+    flags = ["--threads", "4", "--sets", "2000", "--index", "--memory", "64M", "--durability", "process"]
+    said = millrace.said_json("bench", "race", "--data", tmp_path, *flags)
+    assert said["index_keys"] == 8000 and said["missing_plain"] == said["missing"] == said["index_answers"] == 8000
+    assert 0 < said["index_bytes"] <= 8000 * 8
