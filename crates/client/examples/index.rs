@@ -125,7 +125,7 @@ impl World<'_> {
                 _ => client.set(key(at), version.to_string()),
             });
             round += 1;
-            if round.is_multiple_of(200) {
+            if round.is_multiple_of(1500) {
                 // All clients drop their index.
                 let done = client
                     .set("range:a1", "x")
