@@ -115,7 +115,7 @@ impl World<'_> {
     /// Writes and removes keys here and there, and removes ranges.
     fn writer(&self, mut random: u64) {
         let client = blocking::Client::connect(self.address).expect("it connects");
-        let mut round = 0_u64;
+        let mut dropped = Instant::now();
         while !self.over.load(Ordering::Relaxed) {
             random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
             // The first ones are the readers'.
@@ -124,8 +124,8 @@ impl World<'_> {
                 0 => client.delete(key(at)).map(|_| ()),
                 _ => client.set(key(at), version.to_string()),
             });
-            round += 1;
-            if round.is_multiple_of(1500) {
+            if dropped.elapsed() > Duration::from_millis(500) {
+                dropped = Instant::now();
                 // All clients drop their index.
                 let done = client
                     .set("range:a1", "x")
