@@ -81,7 +81,12 @@ def begin(client):
 
 def test_places_and_stretches_show_what_is_present(node):
     with node.connect() as client:
-        assert dict(zip(*[iter(client.call("MR.INFO"))] * 2)) == {b"version": 1, b"stretch-bytes-max": 262144, b"frame-bytes-max": 65536}
+        assert dict(zip(*[iter(client.call("MR.INFO"))] * 2)) == {
+            b"version": 2,
+            b"stretch-bytes-max": 262144,
+            b"frame-bytes-max": 65536,
+            b"index-keys-max": 32768,
+        }
         begin(client)
         order = random.Random(1).sample(range(500), 500)
         fill(client, order)

@@ -116,6 +116,7 @@ fn race(args: BenchArgs) -> Result<(), Failure> {
             (None, None) => 0,
         },
         read_ahead: args.read_ahead.map_or(0, |size| size.bytes()),
+        index_bytes: args.index.map_or(0, |size| size.bytes()),
     };
     let outcome =
         bench::run_race(&plan, &mut |line| eprintln!("millrace: {line}")).map_err(Failure::new)?;

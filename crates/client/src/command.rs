@@ -5,7 +5,7 @@ use std::ops::Bound;
 use resp::Reply;
 
 use crate::bounds::word;
-use crate::cache::{CHUNK_BYTES, Cache, Fetch, Place, Ticket};
+use crate::cache::{CHUNK_BYTES, Cache, Fetch, PAGE_KEYS, Page, Place, Ticket};
 use crate::error::{Error, ErrorKind, Result};
 
 /// Words of one command. Below the limit of any server, and few enough to be read at once.
@@ -41,6 +41,8 @@ pub(crate) enum Touches {
     Place(Ticket, Vec<u8>),
     /// The reply is a chunk of a stretch.
     Chunk(Fetch),
+    /// The reply is a page of the index.
+    Page(Page),
 }
 
 /// A request, as one piece: its replies come one after the other.
@@ -83,6 +85,16 @@ impl Command {
             [fetch.chunk.file, fetch.chunk.from, CHUNK_BYTES].map(|number| number.to_string());
         let args: [&[u8]; 4] = [b"MR.STRETCH", file.as_bytes(), from.as_bytes(), bytes.as_bytes()];
         Command::new(&args, Class::Read, Touches::Chunk(fetch))
+    }
+
+    /// Asks for a page of the index.
+    pub fn page(page: Page) -> Command {
+        let (seed, count) = (page.seed.to_string(), PAGE_KEYS.to_string());
+        let mut args: Vec<&[u8]> = vec![b"MR.INDEX", seed.as_bytes(), b"COUNT", count.as_bytes()];
+        if let Some(after) = &page.after {
+            args.extend([&b"AFTER"[..], after]);
+        }
+        Command::new(&args, Class::Read, Touches::Page(page.clone()))
     }
 
     pub fn multi_get<'a>(keys: impl IntoIterator<Item = &'a [u8]>) -> Command {
@@ -159,6 +171,12 @@ pub(crate) fn settle(cache: Option<&Cache>, touches: &Touches, replies: Option<&
             // Without a reply the link has ended, and with it the stretch.
             if let Some([reply]) = replies {
                 cache.fill_chunk(*fetch, reply);
+            }
+        }
+        Touches::Page(page) => {
+            // As for a chunk.
+            if let Some([reply]) = replies {
+                cache.fill_page(page, reply);
             }
         }
     }

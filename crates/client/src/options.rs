@@ -3,7 +3,7 @@
 use std::fmt;
 use std::time::Duration;
 
-use crate::cache::{BYTES_MIN, CHUNK_BYTES};
+use crate::cache::{BYTES_MIN, CHUNK_BYTES, INDEX_BYTES_MIN};
 use crate::error::{Error, ErrorKind, Result};
 use crate::tls::{Ready, Tls};
 
@@ -41,6 +41,7 @@ pub struct Options {
     pub(crate) cache_bytes: usize,
     pub(crate) staleness_max: Duration,
     pub(crate) read_ahead: usize,
+    pub(crate) index_bytes: usize,
     pub(crate) reply_bytes_max: usize,
     pub(crate) tls: Option<Tls>,
 }
@@ -57,6 +58,7 @@ impl Default for Options {
             cache_bytes: 0,
             staleness_max: Duration::from_secs(3),
             read_ahead: 0,
+            index_bytes: 0,
             reply_bytes_max: 1 << 30,
             tls: None,
         }
@@ -135,6 +137,19 @@ impl Options {
         self
     }
 
+    /// Keeps an index of all keys of the database in this process, in at most this many bytes, so
+    /// that reads of keys that do not exist need no round trip. 0, the default, is none. A key
+    /// takes 5 to 8 bytes. It needs a [cache](Options::cache) and a Millrace node; with other
+    /// servers there is none, and neither if the keys do not fit.
+    ///
+    /// It is loaded in the background when the client has connected, and again when it was lost.
+    /// The node then tells the client of every write of any key: that is meant for databases that
+    /// are mostly read.
+    pub fn index(mut self, bytes: usize) -> Options {
+        self.index_bytes = bytes;
+        self
+    }
+
     /// The longest reply that is accepted, in bytes; 1 GiB by default. It bounds what a server can
     /// make this process hold for one call.
     pub fn reply_bytes_max(mut self, bytes: usize) -> Options {
@@ -194,6 +209,15 @@ impl Options {
             return Err(invalid(format!(
                 "read_ahead needs a cache of at least {AHEAD_CACHE_BYTES_MIN} bytes, not {}",
                 self.cache_bytes
+            )));
+        }
+        if self.index_bytes != 0 && self.cache_bytes == 0 {
+            return Err(invalid("index needs a cache"));
+        }
+        if self.index_bytes != 0 && self.index_bytes < INDEX_BYTES_MIN {
+            return Err(invalid(format!(
+                "index must be 0 or at least {INDEX_BYTES_MIN} bytes, not {}",
+                self.index_bytes
             )));
         }
         if self.user.is_some() && self.password.is_none() {
@@ -294,6 +318,7 @@ impl fmt::Debug for Options {
             .field("cache_bytes", &self.cache_bytes)
             .field("staleness_max", &self.staleness_max)
             .field("read_ahead", &self.read_ahead)
+            .field("index_bytes", &self.index_bytes)
             .field("reply_bytes_max", &self.reply_bytes_max)
             .field("tls", &self.tls)
             .finish()
@@ -386,6 +411,8 @@ mod tests {
             Options::new().cache(1),
             Options::new().read_ahead(1),
             Options::new().cache(1 << 20).read_ahead(1),
+            Options::new().index(1 << 20),
+            Options::new().cache(1 << 20).index(1),
             Options::new().user("ada"),
         ] {
             let error = options.checked("host:1").unwrap_err();

@@ -1,7 +1,8 @@
 //! One connection's protocol, as bytes in and replies out. No I/O.
 //!
 //! What a connection sends first is its greeting: the password, the protocol's version, tracking.
-//! [`Greeting`] has the bytes, and judges the replies.
+//! [`Greeting`] has the bytes, and judges the replies. If the client wants an index, tracking is
+//! turned on by a second greeting: how depends on what the server knows.
 
 use resp::{Decoder, DecoderLimits, Reply};
 
@@ -39,20 +40,32 @@ impl Wire {
     }
 }
 
+/// What the server of a connection knows.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Facts {
+    /// It can be read ahead.
+    pub reads_ahead: bool,
+    /// It gives an index.
+    pub indexes: bool,
+}
+
 /// The first commands of a connection.
 #[derive(Debug)]
 pub(crate) struct Greeting {
     pub bytes: Vec<u8>,
     pub replies: usize,
     tracks: bool,
-    /// The last command asks whether the server can be read ahead.
-    asks_ahead: bool,
+    /// The last command asks what the server knows.
+    asks_facts: bool,
+    /// Tracking is not on afterwards: [`Greeting::tracking`] follows.
+    pub is_first: bool,
 }
 
 impl Greeting {
     /// With `tracks`, the connection speaks RESP3 and has tracking on.
     pub fn new(options: &Options, tracks: bool) -> Greeting {
-        let mut greeting = Greeting { bytes: Vec::new(), replies: 0, tracks, asks_ahead: false };
+        let mut greeting = Greeting::empty(tracks);
+        greeting.is_first = tracks && options.index_bytes > 0;
         let user = options.user.as_deref().unwrap_or("default").as_bytes();
         match (tracks, &options.password) {
             (true, Some(password)) => {
@@ -70,14 +83,30 @@ impl Greeting {
             greeting.add(&[b"SELECT", options.database.to_string().as_bytes()]);
         }
         if tracks {
-            greeting.add(&[b"CLIENT", b"TRACKING", b"ON"]);
-            if options.read_ahead > 0 {
+            if !greeting.is_first {
+                greeting.add(&[b"CLIENT", b"TRACKING", b"ON"]);
+            }
+            if greeting.is_first || options.read_ahead > 0 {
                 greeting.add(&[b"MR.INFO"]);
-                greeting.asks_ahead = true;
+                greeting.asks_facts = true;
             }
         } else {
             // Some errors are only told at the first command, such as that a password is needed.
             greeting.add(&[b"PING"]);
+        }
+        greeting
+    }
+
+    fn empty(tracks: bool) -> Greeting {
+        Greeting { bytes: Vec::new(), replies: 0, tracks, asks_facts: false, is_first: false }
+    }
+
+    /// Turns tracking on: of every key, if the server gives an index.
+    pub fn tracking(facts: Facts) -> Greeting {
+        let mut greeting = Greeting::empty(true);
+        match facts.indexes {
+            true => greeting.add(&[b"CLIENT", b"TRACKING", b"ON", b"BCAST"]),
+            false => greeting.add(&[b"CLIENT", b"TRACKING", b"ON"]),
         }
         greeting
     }
@@ -87,17 +116,17 @@ impl Greeting {
         self.replies += 1;
     }
 
-    /// Judges the replies. Returns whether the server can be read ahead.
+    /// Judges the replies. Returns what the server knows, if it was asked.
     ///
     /// # Errors
     /// The first error among them; [`ErrorKind::Unsupported`] if the server cannot track keys.
-    pub fn check(&self, replies: &[Reply]) -> Result<bool> {
+    pub fn check(&self, replies: &[Reply]) -> Result<Facts> {
         match replies.split_last() {
-            Some((facts, others)) if self.asks_ahead => {
+            Some((facts, others)) if self.asks_facts => {
                 self.check_others(others)?;
-                Ok(knows_stretches(facts))
+                Ok(known(facts))
             }
-            _ => self.check_others(replies).map(|()| false),
+            _ => self.check_others(replies).map(|()| Facts::default()),
         }
     }
 
@@ -133,9 +162,10 @@ impl Greeting {
     }
 }
 
-/// Whether a reply to `MR.INFO` is that of a node with `MR.GET` and `MR.STRETCH` as they are here.
-fn knows_stretches(facts: &Reply) -> bool {
-    let Reply::Map(facts) = facts else { return false };
+/// What a reply to `MR.INFO` tells: whether `MR.GET` and `MR.STRETCH`, and `MR.INDEX`, are as they
+/// are here.
+fn known(facts: &Reply) -> Facts {
+    let Reply::Map(facts) = facts else { return Facts::default() };
     let number = |wanted: &[u8]| {
         let found = facts.iter().find(|(name, _)| name.as_bytes() == Some(wanted));
         match found {
@@ -143,7 +173,12 @@ fn knows_stretches(facts: &Reply) -> bool {
             _ => 0,
         }
     };
-    number(b"version") >= 1 && number(b"stretch-bytes-max") >= CHUNK_BYTES as i64
+    let version = number(b"version");
+    Facts {
+        reads_ahead: version >= 1 && number(b"stretch-bytes-max") >= CHUNK_BYTES as i64,
+        // A server with shorter pages cuts them.
+        indexes: version >= 2 && number(b"index-keys-max") >= 1,
+    }
 }
 
 #[cfg(test)]
@@ -179,10 +214,44 @@ mod tests {
             let pairs = [("version", version), ("stretch-bytes-max", bytes)];
             Reply::Map(pairs.map(|(fact, value)| (name(fact), Reply::Integer(value))).into())
         };
-        assert!(check(facts(1, 262_144)).unwrap() && check(facts(2, 1 << 20)).unwrap());
-        assert!(!check(facts(0, 262_144)).unwrap() && !check(facts(1, 4096)).unwrap());
-        assert!(!check(Reply::Error(b"ERR unknown command".to_vec())).unwrap());
+        let check = |last: Reply| check(last).unwrap().reads_ahead;
+        assert!(check(facts(1, 262_144)) && check(facts(2, 1 << 20)));
+        assert!(!check(facts(0, 262_144)) && !check(facts(1, 4096)));
+        assert!(!check(Reply::Error(b"ERR unknown command".to_vec())));
         assert!(greeting.check(&[hello.clone(), Reply::Error(b"ERR no".to_vec()), done]).is_err());
+    }
+
+    #[test]
+    fn every_write_is_asked_for_only_if_the_server_gives_an_index() {
+        let options = Options::new().cache(1 << 20).index(1 << 20);
+        assert_eq!(text(&options, true), "*2 $5 HELLO $1 3 *1 $7 MR.INFO ");
+        assert!(!text(&options, false).contains("MR.INFO"));
+        let greeting = Greeting::new(&options, true);
+        assert!(greeting.is_first);
+        let name = |name: &str| Reply::Bulk(name.as_bytes().to_vec());
+        let hello = Reply::Map(vec![(name("proto"), Reply::Integer(3))]);
+        let facts = |version, keys| {
+            let pairs = [("version", version), ("index-keys-max", keys)];
+            Reply::Map(pairs.map(|(fact, value)| (name(fact), Reply::Integer(value))).into())
+        };
+        for (last, indexes) in [
+            (facts(2, 32_768), true),
+            (facts(3, 1), true),
+            (facts(1, 32_768), false),
+            (facts(2, 0), false),
+            (facts(2, 1 << 40), true),
+            (Reply::Error(b"ERR unknown command".to_vec()), false),
+        ] {
+            let facts = greeting.check(&[hello.clone(), last]).unwrap();
+            assert_eq!(facts.indexes, indexes);
+            let second = Greeting::tracking(facts);
+            let bytes = String::from_utf8(second.bytes).unwrap();
+            assert_eq!(bytes.contains("BCAST"), indexes);
+            assert_eq!((second.replies, second.is_first), (1, false));
+        }
+        let refused = [Reply::Error(b"ERR no".to_vec())];
+        let error = Greeting::tracking(Facts::default()).check(&refused).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unsupported);
     }
 
     #[test]

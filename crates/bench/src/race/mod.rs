@@ -7,6 +7,9 @@
 //! 3. *Hot*: each thread visits partitions of 10 MB of its writes, the last one first, and gets
 //!    keys of it at random: a tenth more gets than there are keys.
 //! 4. *Random*, if it is asked for: each thread gets keys at random among those of all threads.
+//! 5. *Index*, if it is asked for: another client loads the index of the database, and each thread
+//!    gets keys that do not exist, first some without the index and then as many as it has set with
+//!    it.
 //!
 //! The threads begin and end each phase together. The server is a node that is started for the
 //! race, in a directory that is removed afterwards, or any other one.
@@ -21,8 +24,8 @@ use std::sync::Barrier;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use client::Options;
 use client::blocking::Client;
+use client::{CacheStats, Options};
 use lsm::Durability;
 
 use self::entry::{Entries, VALUE_BYTES};
@@ -33,6 +36,14 @@ use crate::peers::tool::{Background, Tool, free_port, make_dir};
 const PARTITION: u64 = 10 * 1024 * 1024 / VALUE_BYTES as u64;
 /// How long a node may take to start.
 const START: Duration = Duration::from_secs(60);
+/// How long the index may take to load.
+const LOAD: Duration = Duration::from_secs(120);
+/// The number of the first key that does not exist.
+const MISSING: u64 = 1 << 48;
+/// Gets of each thread of keys that do not exist, without the index.
+const MISSED_PLAINLY: u64 = 10_000;
+/// The smallest cache of the client with the index.
+const INDEX_CACHE_BYTES: usize = 1 << 20;
 /// The longest time for one call.
 const TIMEOUT: Duration = Duration::from_secs(30);
 
@@ -57,6 +68,8 @@ pub struct RacePlan {
     pub cache_bytes: usize,
     /// Bytes that it reads ahead at once; 0 is none.
     pub read_ahead: usize,
+    /// Bytes of an index of the database; 0 is none.
+    pub index_bytes: usize,
 }
 
 /// Races.
@@ -102,6 +115,19 @@ pub fn run_race(plan: &RacePlan, say: &mut dyn FnMut(&str)) -> Result<RaceOutcom
         _ => phase("random", Work::Random)?,
     };
     let last = trips();
+    let (mut missed, mut missing, mut index) =
+        (Phase::default(), Phase::default(), CacheStats::default());
+    if plan.index_bytes > 0 {
+        let options = Options::new().timeout(TIMEOUT);
+        let plain = options.clone().connect_blocking(&address).map_err(|e| e.to_string())?;
+        let plainly = Work::Missing(plan.sets.min(MISSED_PLAINLY));
+        missed = run_phase(plan, &plain, &entries, plainly)?;
+        let options = options.cache(INDEX_CACHE_BYTES).index(plan.index_bytes);
+        let client = options.connect_blocking(&address).map_err(|e| e.to_string())?;
+        index = wait_for_index(&client)?;
+        missing = run_phase(plan, &client, &entries, Work::Missing(plan.sets))?;
+        index.index_answers = client.cache_stats().index_answers;
+    }
     // Without a cache, each get is a round trip.
     let per_trip = |calls: u64, trips: u64| match plan.cache_bytes {
         0 => 1.0,
@@ -130,10 +156,35 @@ pub fn run_race(plan: &RacePlan, say: &mut dyn FnMut(&str)) -> Result<RaceOutcom
         random_s: random.seconds,
         random_verified: random.calls,
         random_gets_per_round_trip: per_trip(random.calls, last - after),
+        missing_plain_s: missed.seconds,
+        missing_plain: missed.calls,
+        index_bytes: index.index_bytes,
+        index_keys: index.index_keys,
+        index_load_s: index.index_load_time.as_secs_f64(),
+        index_answers: index.index_answers,
+        missing_s: missing.seconds,
+        missing: missing.calls,
         cache_entries: stats.entries,
         cache_overhead_bytes: stats.bytes_used - stats.bytes_cached,
         millrace: env!("CARGO_PKG_VERSION"),
     })
+}
+
+/// Waits until a client has loaded its index.
+fn wait_for_index(client: &Client) -> Result<CacheStats, String> {
+    let began = Instant::now();
+    loop {
+        let stats = client.cache_stats();
+        if stats.index_is_whole {
+            return Ok(stats);
+        }
+        if began.elapsed() > LOAD {
+            return Err(format!(
+                "the index is not there after {LOAD:?}: the server gives none, or its keys do not fit"
+            ));
+        }
+        std::thread::sleep(Duration::from_millis(2));
+    }
 }
 
 #[derive(Clone, Copy)]
@@ -142,6 +193,8 @@ enum Work {
     Sequential,
     Hot,
     Random,
+    /// So many gets of keys that do not exist.
+    Missing(u64),
 }
 
 #[derive(Default)]
@@ -229,6 +282,17 @@ impl Runner<'_> {
                         if self.counts() {
                             return Ok(());
                         }
+                    }
+                }
+            }
+            Work::Missing(gets) => {
+                for number in 0..gets {
+                    let key = self.entries.key(MISSING + thread * sets + number);
+                    if self.client.get(key).map_err(|error| error.to_string())?.is_some() {
+                        return Err(format!("key {} was never set", key.escape_ascii()));
+                    }
+                    if self.counts() {
+                        return Ok(());
                     }
                 }
             }

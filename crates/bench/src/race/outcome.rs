@@ -51,6 +51,22 @@ pub struct RaceOutcome {
     pub random_verified: u64,
     /// Its gets for each round trip.
     pub random_gets_per_round_trip: f64,
+    /// Seconds of the gets of keys that do not exist, without an index; 0 without `index_bytes`.
+    pub missing_plain_s: f64,
+    /// These gets.
+    pub missing_plain: u64,
+    /// Bytes of the index; 0 if it was not asked for.
+    pub index_bytes: u64,
+    /// Its keys.
+    pub index_keys: u64,
+    /// Seconds in which it was loaded.
+    pub index_load_s: f64,
+    /// Gets that it has answered.
+    pub index_answers: u64,
+    /// Seconds of the gets of keys that do not exist, with the index.
+    pub missing_s: f64,
+    /// These gets.
+    pub missing: u64,
     /// Entries of the client's cache after the hot pass.
     pub cache_entries: u64,
     /// Bytes that it uses for them besides their keys and values.
@@ -99,6 +115,19 @@ impl RaceOutcome {
                 self.sequential_gets_per_round_trip, self.hot_gets_per_round_trip
             );
         }
+        if self.index_keys > 0 {
+            let rate = |calls: u64, seconds: f64| calls as f64 / seconds.max(1e-9);
+            let _ = write!(
+                out,
+                "\n{:<11} {:>9.3} s  {} keys, {:.1} bytes each; misses: {:.0}/s, {:.0}/s without it",
+                "index",
+                self.index_load_s,
+                self.index_keys,
+                self.index_bytes as f64 / self.index_keys as f64,
+                rate(self.missing, self.missing_s),
+                rate(self.missing_plain, self.missing_plain_s),
+            );
+        }
         out
     }
 }
@@ -132,14 +161,26 @@ mod tests {
             random_s: 0.0,
             random_verified: 0,
             random_gets_per_round_trip: 0.0,
+            missing_plain_s: 1.0,
+            missing_plain: 20,
+            index_bytes: 600,
+            index_keys: 100,
+            index_load_s: 0.1,
+            index_answers: 2000,
+            missing_s: 0.5,
+            missing: 2000,
             cache_entries: 1,
             cache_overhead_bytes: 20,
             millrace: "1",
         };
         let text = outcome.text();
-        assert_eq!(text.lines().count(), 5);
+        assert_eq!(text.lines().count(), 6);
         assert!(text.contains("500/s") && text.contains("1100 verified"), "{text}");
         assert!(text.contains("3.500 s  7 gets were cached; gets for each"), "{text}");
-        assert!(text.ends_with("1000 sequential, 500 hot"), "{text}");
+        assert!(text.contains("1000 sequential, 500 hot\n"), "{text}");
+        assert!(
+            text.ends_with("100 keys, 6.0 bytes each; misses: 4000/s, 20/s without it"),
+            "{text}"
+        );
     }
 }

@@ -210,6 +210,10 @@ pub struct BenchArgs {
     /// [default: none]
     #[arg(long, value_name = "SIZE", num_args = 0..=1, default_missing_value = "10M")]
     pub read_ahead: Option<Size>,
+    /// Also loads an index of the database into a client of race, of at most SIZE, and gets keys
+    /// that do not exist; 256M without SIZE [default: none]
+    #[arg(long, value_name = "SIZE", num_args = 0..=1, default_missing_value = "256M")]
+    pub index: Option<Size>,
     /// Print JSON; its shape is described in docs/CLI.md
     #[arg(long)]
     pub json: bool,

@@ -102,19 +102,14 @@ impl Client {
     pub(crate) async fn start(target: Target) -> Result<Client> {
         let target = Arc::new(target);
         let options = &target.options;
-        let cache = match options.cache_bytes {
-            0 => None,
-            bytes => {
-                let cache = Cache::new(bytes, options.staleness_max, options.read_ahead);
-                Some(Arc::new(cache))
-            }
-        };
+        let cache = Cache::of(options).map(Arc::new);
         let sent = Instant::now();
         let deadline = sent + options.connect_timeout;
         let socket = Socket::connect(&target, cache.is_some(), deadline).await?;
         if let Some(cache) = &cache {
             cache.open(sent.into_std());
-            cache.serve_ahead(socket.reads_ahead);
+            cache.serve_ahead(socket.facts.reads_ahead);
+            cache.serve_index(socket.facts.indexes);
         }
         let (inbox, received) = mpsc::channel(REQUESTS_MAX);
         let driver = Driver {

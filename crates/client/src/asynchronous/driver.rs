@@ -138,7 +138,8 @@ impl Driver {
                 Ok(connected) => {
                     if let Some(cache) = &self.cache {
                         cache.open(sent);
-                        cache.serve_ahead(connected.reads_ahead);
+                        cache.serve_ahead(connected.facts.reads_ahead);
+                        cache.serve_index(connected.facts.indexes);
                     }
                     socket = Some(connected);
                 }
@@ -444,12 +445,20 @@ impl Serving {
         Ok(())
     }
 
-    /// Asks for what is to be read ahead.
+    /// Asks for what is to be read ahead, and for the index.
     fn ask_ahead(&mut self) -> Result<()> {
         while self.has_room()
             && let Some(fetch) = self.cache.as_ref().and_then(|cache| cache.next_chunk())
         {
             let Command { bytes, touches, .. } = Command::chunk(fetch);
+            let sealed = self.seal.seal(&bytes).map(Cow::into_owned);
+            self.append(sealed, 1, None, touches)?;
+        }
+        let now = std::time::Instant::now();
+        if self.has_room()
+            && let Some(page) = self.cache.as_ref().and_then(|cache| cache.next_page(now))
+        {
+            let Command { bytes, touches, .. } = Command::page(page);
             let sealed = self.seal.seal(&bytes).map(Cow::into_owned);
             self.append(sealed, 1, None, touches)?;
         }

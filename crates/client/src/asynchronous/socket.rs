@@ -10,7 +10,7 @@ use tokio::time::{Instant, timeout_at};
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::options::Target;
-use crate::wire::{Greeting, Wire};
+use crate::wire::{Facts, Greeting, Wire};
 
 const BUFFER_BYTES: usize = 32 << 10;
 
@@ -26,8 +26,7 @@ pub(super) struct Lost {
 pub(super) struct Socket {
     pub stream: TcpStream,
     pub wire: Wire,
-    /// The server can be read ahead.
-    pub reads_ahead: bool,
+    pub facts: Facts,
     /// A request was begun, and its replies have not arrived: the connection cannot be used.
     is_between: bool,
 }
@@ -47,10 +46,15 @@ impl Socket {
         let stream = open(target).await?;
         stream.set_nodelay(true).map_err(|error| Error::broken(&error))?;
         let mut socket =
-            Socket { stream, wire: Wire::new(target)?, reads_ahead: false, is_between: false };
+            Socket { stream, wire: Wire::new(target)?, facts: Facts::default(), is_between: false };
         let greeting = Greeting::new(&target.options, tracks);
         let replies = socket.run(&greeting.bytes, greeting.replies).await;
-        socket.reads_ahead = greeting.check(&replies.map_err(|lost| lost.error)?)?;
+        socket.facts = greeting.check(&replies.map_err(|lost| lost.error)?)?;
+        if greeting.is_first {
+            let second = Greeting::tracking(socket.facts);
+            let replies = socket.run(&second.bytes, second.replies).await;
+            second.check(&replies.map_err(|lost| lost.error)?)?;
+        }
         Ok(socket)
     }
 

@@ -193,7 +193,8 @@ impl Link {
         stream.set_read_timeout(Some(turn.max(Duration::from_millis(1)))).map_err(broken)?;
         // No read misses the cache before this; the greeting has turned tracking on.
         self.cache.open(sent);
-        self.cache.serve_ahead(socket.reads_ahead);
+        self.cache.serve_ahead(socket.facts.reads_ahead);
+        self.cache.serve_index(socket.facts.indexes);
         let seal = socket.wire.seal.clone();
         *self.writer.lock().unwrap_or_else(PoisonError::into_inner) = Some(Writer { stream, seal });
         Ok(socket)
@@ -259,6 +260,7 @@ impl Link {
             // The writer may be taken: then whoever has it gets a reply, after which this is tried
             // again.
             self.ask_ahead();
+            self.ask_page();
             let now = Instant::now();
             let front = {
                 let queue = self.queue();
@@ -324,6 +326,19 @@ impl Link {
             && let Some(fetch) = self.cache.next_chunk()
         {
             let Command { bytes, touches, .. } = Command::chunk(fetch);
+            self.queue().pending.push_back(Pending { sent: Instant::now(), touches, back: None });
+            self.write(&mut writer, &bytes);
+        }
+    }
+
+    /// Asks for the next page of the index, unless another thread is sending.
+    fn ask_page(&self) {
+        let Ok(mut writer) = self.writer.try_lock() else { return };
+        if writer.is_some()
+            && self.queue().pending.len() < PENDING_MAX
+            && let Some(page) = self.cache.next_page(Instant::now())
+        {
+            let Command { bytes, touches, .. } = Command::page(page);
             self.queue().pending.push_back(Pending { sent: Instant::now(), touches, back: None });
             self.write(&mut writer, &bytes);
         }

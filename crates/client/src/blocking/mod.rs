@@ -97,14 +97,9 @@ impl Client {
         let target = Arc::new(target);
         let deadline = Instant::now() + target.options.connect_timeout;
         let socket = Socket::connect(&target, false, deadline)?;
-        let cache = match target.options.cache_bytes {
-            0 => None,
-            bytes => {
-                let cache = Arc::new(Cache::new(
-                    bytes,
-                    target.options.staleness_max,
-                    target.options.read_ahead,
-                ));
+        let cache = match Cache::of(&target.options).map(Arc::new) {
+            None => None,
+            Some(cache) => {
                 let link = Link::start(&target, &cache)?;
                 Some((cache, link))
             }

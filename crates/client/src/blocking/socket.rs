@@ -9,7 +9,7 @@ use resp::Reply;
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::options::Target;
-use crate::wire::{Greeting, Wire};
+use crate::wire::{Facts, Greeting, Wire};
 
 const BUFFER_BYTES: usize = 32 << 10;
 /// A socket that rested longer is looked at before it is used again.
@@ -33,8 +33,7 @@ impl Lost {
 pub(super) struct Socket {
     pub stream: TcpStream,
     pub wire: Wire,
-    /// The server can be read ahead.
-    pub reads_ahead: bool,
+    pub facts: Facts,
     buffer: Box<[u8]>,
     timeout: Duration,
     /// Whether the kernel's timeouts are shorter than `timeout`, for the end of an earlier call.
@@ -52,7 +51,7 @@ impl Socket {
             let mut socket = Socket {
                 stream,
                 wire,
-                reads_ahead: false,
+                facts: Facts::default(),
                 buffer: vec![0; BUFFER_BYTES].into(),
                 timeout: options.timeout,
                 is_short: true,
@@ -64,7 +63,14 @@ impl Socket {
             let replies = socket
                 .exchange(&greeting.bytes, greeting.replies, deadline)
                 .map_err(|lost| lost.error)?;
-            socket.reads_ahead = greeting.check(&replies)?;
+            socket.facts = greeting.check(&replies)?;
+            if greeting.is_first {
+                let second = Greeting::tracking(socket.facts);
+                let replies = socket
+                    .exchange(&second.bytes, second.replies, deadline)
+                    .map_err(|lost| lost.error)?;
+                second.check(&replies)?;
+            }
             Ok(socket)
         });
         connected.map_err(|error| target.cannot_connect(&error))

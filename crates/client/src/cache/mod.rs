@@ -23,9 +23,14 @@
 //! nobody has asked for. One ticket serves for a whole stretch ([`Cache::stamp`]): what was
 //! forgotten after it is not stored.
 //!
+//! **Index** ([`index`]): the hashes of all keys of the database. With it the link is told of every
+//! write, and a get of a key that is not there needs no round trip. The rules of the link and the
+//! lease hold for that answer as for a value.
+//!
 //! Keys are spread over shards, each with a lock that is held for one operation.
 
 mod ahead;
+mod index;
 mod store;
 
 use std::hash::{BuildHasher, RandomState};
@@ -37,8 +42,12 @@ use resp::Reply;
 
 use tokio::sync::Notify;
 
+use crate::options::Options;
+
 use self::ahead::{Arrival, Mood, Recogniser};
 pub(crate) use self::ahead::{CHUNK_BYTES, Chunk, Place, Turn, WAITS_MAX};
+use self::index::Index;
+pub(crate) use self::index::{INDEX_BYTES_MIN, PAGE_KEYS, Page};
 use self::store::{Found, Store};
 
 /// Groups of keys in each shard, whose tickets become bad together.
@@ -163,6 +172,19 @@ pub struct CacheStats {
     /// Times that a read had to be sent to the server, or a stretch was asked for. The parts of a
     /// stretch are asked for before the ones before them have arrived.
     pub round_trips: u64,
+    /// Whether the [index](crate::Options::index) is there: then reads of keys that do not exist
+    /// need no round trip. They count as hits.
+    pub index_is_whole: bool,
+    /// Keys of the index, with those that were written since it was loaded.
+    pub index_keys: u64,
+    /// Bytes of memory that the index uses; at most [`Options::index`](crate::Options::index).
+    pub index_bytes: u64,
+    /// Reads that it has answered: there was no such key.
+    pub index_answers: u64,
+    /// Times that it was loaded, and how long the last time took.
+    pub index_loads: u64,
+    /// See `index_loads`.
+    pub index_load_time: Duration,
 }
 
 #[derive(Debug)]
@@ -171,6 +193,7 @@ pub(crate) struct Cache {
     /// Counts what was forgotten.
     clock: AtomicU64,
     ahead: Option<Ahead>,
+    index: Option<Index>,
     staleness_max: Duration,
     began: Instant,
     /// Whether there is a link.
@@ -185,7 +208,7 @@ pub(crate) struct Cache {
 
 impl Cache {
     /// An empty cache without a link, of at most `bytes`, with stretches of at most
-    /// `stretch_bytes`; 0 is no read-ahead.
+    /// `stretch_bytes`; 0 is no read-ahead. There is no index.
     pub fn new(bytes: usize, staleness_max: Duration, stretch_bytes: usize) -> Cache {
         let shards = (bytes / SHARD_BYTES_MIN).clamp(1, SHARDS_MAX);
         let shard = || Shard {
@@ -213,6 +236,7 @@ impl Cache {
         Cache {
             clock: AtomicU64::new(0),
             ahead,
+            index: None,
             shards: (0..shards).map(|_| Mutex::new(shard())).collect(),
             staleness_max,
             began: Instant::now(),
@@ -223,6 +247,16 @@ impl Cache {
             invalidations: AtomicU64::new(0),
             clears: AtomicU64::new(0),
         }
+    }
+
+    /// The cache that options describe, without a link; `None`: they want none.
+    pub fn of(options: &Options) -> Option<Cache> {
+        if options.cache_bytes == 0 {
+            return None;
+        }
+        let mut cache = Cache::new(options.cache_bytes, options.staleness_max, options.read_ahead);
+        cache.index = (options.index_bytes > 0).then(|| Index::new(options.index_bytes));
+        Some(cache)
     }
 
     fn shard(&self, hash: u64) -> MutexGuard<'_, Shard> {
@@ -292,6 +326,13 @@ impl Cache {
             }
             return Lookup::Hit(value);
         }
+        drop(shard);
+        if let Some(index) = &self.index
+            && self.is_serving(now)
+            && index.lacks(key)
+        {
+            return Lookup::Hit(None);
+        }
         Lookup::Miss(Ticket { hash, asked: self.stamp() })
     }
 
@@ -314,6 +355,10 @@ impl Cache {
         let now = self.tick();
         shard.generations[hash as usize % GENERATIONS] = now;
         shard.store.remove(tag_of(hash), key);
+        drop(shard);
+        if let Some(index) = &self.index {
+            index.add(key);
+        }
     }
 
     /// Forgets everything.
@@ -323,6 +368,9 @@ impl Cache {
             let mut shard = shard.lock().unwrap_or_else(PoisonError::into_inner);
             shard.cleared = self.tick();
             shard.store.clear();
+        }
+        if let Some(index) = &self.index {
+            index.clear();
         }
     }
 
@@ -344,6 +392,7 @@ impl Cache {
     pub fn close(&self) {
         self.open.store(false, Ordering::Release);
         self.lease_until_ns.store(0, Ordering::Release);
+        self.serve_index(false);
         self.clear();
         self.serve_ahead(false);
     }
@@ -386,7 +435,37 @@ impl Cache {
             stats.values_ahead_used = ahead.uses.load(Ordering::Relaxed);
             stats.round_trips += stats.stretches;
         }
+        if let Some(index) = self.index.as_ref().map(Index::stats) {
+            stats.index_is_whole = index.is_whole;
+            stats.index_keys = index.keys;
+            stats.index_bytes = index.bytes;
+            stats.index_answers = index.answers;
+            stats.index_loads = index.loads;
+            stats.index_load_time = index.load_time;
+        }
         stats
+    }
+}
+
+/// The index.
+impl Cache {
+    /// The link that was opened is told of every write, and its server knows the command; or not.
+    pub fn serve_index(&self, is_served: bool) {
+        if let Some(index) = &self.index {
+            index.serve(is_served);
+        }
+    }
+
+    /// The next page of the index that is to be asked for on the link now.
+    pub fn next_page(&self, now: Instant) -> Option<Page> {
+        self.index.as_ref()?.next_page(now)
+    }
+
+    /// A page of the index has arrived on the link: the reply to `MR.INDEX`.
+    pub fn fill_page(&self, page: &Page, reply: &Reply) {
+        if let Some(index) = &self.index {
+            index.arrived(page, reply);
+        }
     }
 }
 

@@ -237,3 +237,24 @@ fn memory_stays_within_the_cache() {
         assert!(stats.bytes_used <= 512 << 10 && stats.entries > 300, "{stats:?}");
     }
 }
+
+/// A server that gives no index: everything else is as without it.
+#[test]
+fn an_index_of_a_server_without_one_is_none() {
+    let redis = Redis::start(&[]);
+    for how in Kind::ALL {
+        let options = Options::new().cache(256 << 10).index(1 << 20);
+        let client = how.connect(options, &redis.address()).unwrap();
+        client.set("k", "1").unwrap();
+        assert_eq!(number(client.get("k").unwrap()), 1);
+        assert_eq!(client.get("none").unwrap(), None);
+        let other = how.connect(Options::new(), &redis.address()).unwrap();
+        other.set("k", "2").unwrap();
+        other.set("none", "3").unwrap();
+        client.wait_coherent();
+        assert_eq!(number(client.get("k").unwrap()), 2);
+        assert_eq!(number(client.get("none").unwrap()), 3);
+        let stats = client.stats();
+        assert!(!stats.index_is_whole && stats.index_answers == 0 && stats.invalidations == 2);
+    }
+}

@@ -66,6 +66,8 @@ pub enum Command<'a> {
     Exists(Args<'a>),
     /// `MR.RANGE`.
     Range(RangeQuery<'a>),
+    /// `MR.INDEX`.
+    Index(IndexQuery<'a>),
     /// `MR.STRETCH`.
     Stretch(StretchQuery),
     /// `PING`, with the message to return.
@@ -178,6 +180,7 @@ impl Command<'_> {
             | Self::MGet(_)
             | Self::Exists(_)
             | Self::Range(_)
+            | Self::Index(_)
             | Self::Stretch(_)
             | Self::Keys(_)
             | Self::Scan(_)
@@ -230,6 +233,10 @@ impl Command<'_> {
             Self::Echo(message) | Self::Ping(Some(message)) => message.len(),
             Self::Scan(_) => SCAN_BYTES_MAX,
             Self::Stretch(query) => query.bytes,
+            Self::Index(query) => {
+                // Once while they are collected, and once in the reply.
+                2 * query.count * IndexQuery::HASH_BYTES + query.after.map_or(0, <[u8]>::len)
+            }
             // Its keys, while they are looked up.
             Self::MGet(keys) | Self::Exists(keys) => {
                 keys.iter().map(<[u8]>::len).sum::<usize>() + keys.len() * KEY_BYTES
@@ -307,6 +314,24 @@ impl StretchQuery {
     pub const BYTES_MAX: usize = 256 << 10;
     /// The longest frame of a reply; a record that does not fit is left out.
     pub const FRAME_BYTES_MAX: usize = 64 << 10;
+}
+
+/// `MR.INDEX`: the hashes of a page of keys.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct IndexQuery<'a> {
+    /// The seed of the hash.
+    pub seed: u64,
+    /// The key after which the page begins; without it at the first key.
+    pub after: Option<&'a [u8]>,
+    /// The number of keys, at most [`IndexQuery::KEYS_MAX`].
+    pub count: usize,
+}
+
+impl IndexQuery<'_> {
+    /// Keys of one page.
+    pub const KEYS_MAX: usize = 32 << 10;
+    /// Bytes of a hash.
+    pub const HASH_BYTES: usize = size_of::<u64>();
 }
 
 /// How a command asks for the end of a key.

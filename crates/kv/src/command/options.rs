@@ -4,9 +4,9 @@ use resp::{Protocol, parse_i64};
 
 use crate::command::args::Args;
 use crate::command::commands::{
-    Ask, CHANNEL, ClientCommand, ClientFilter, ClientType, Command, Debug, Hello, Library,
-    ListFilter, Login, NameFilter, ReplyMode, Scan, SlowLogCommand, StretchQuery, TrackingRequest,
-    WriteCommand,
+    Ask, CHANNEL, ClientCommand, ClientFilter, ClientType, Command, Debug, Hello, IndexQuery,
+    Library, ListFilter, Login, NameFilter, ReplyMode, Scan, SlowLogCommand, StretchQuery,
+    TrackingRequest, WriteCommand,
 };
 use crate::command::help;
 use crate::command::operation::{Condition, ExpireIf, Operation, PutReply, Transfer, When};
@@ -160,6 +160,27 @@ pub(super) fn stretch(args: Args<'_>) -> Result<StretchQuery, Refusal<'_>> {
     };
     let bytes = usize::try_from(number(3)?).unwrap_or(usize::MAX).min(StretchQuery::BYTES_MAX);
     Ok(StretchQuery { file: number(1)?, from: number(2)?, bytes })
+}
+
+pub(super) fn index(args: Args<'_>) -> Result<IndexQuery<'_>, Refusal<'_>> {
+    // All 64 bits, as a signed number.
+    let seed = integer(args.get(1))?.cast_unsigned();
+    let mut query = IndexQuery { seed, after: None, count: IndexQuery::KEYS_MAX };
+    let mut at = 2;
+    while at < args.len() {
+        if args.is(at, "after") && at + 1 < args.len() {
+            query.after = Some(args.get(at + 1));
+        } else if args.is(at, "count") && at + 1 < args.len() {
+            query.count = match usize::try_from(integer(args.get(at + 1))?) {
+                Ok(count) if count > 0 => count.min(IndexQuery::KEYS_MAX),
+                _ => return Err(Refusal::Text("ERR count must be positive")),
+            };
+        } else {
+            return Err(Refusal::SYNTAX);
+        }
+        at += 2;
+    }
+    Ok(query)
 }
 
 pub(super) fn auth(args: Args<'_>) -> Result<Command<'_>, Refusal<'_>> {

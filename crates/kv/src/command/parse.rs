@@ -20,8 +20,8 @@ use crate::command::operation::{Condition, ExpireIf, Operation, PutReply, Transf
 use crate::command::options::{
     auth, client_caching, client_kill, client_list, client_name, client_no_evict, client_no_touch,
     client_pause, client_reply, client_set_info, client_tracking, client_unblock, command_list,
-    copy, debug, expire, get_until, hello, integer, memory_usage, move_key, range, range_ends,
-    restore, scan, select, set, set_until, shutdown, slow_log_get, stretch, subscribe,
+    copy, debug, expire, get_until, hello, index, integer, memory_usage, move_key, range,
+    range_ends, restore, scan, select, set, set_until, shutdown, slow_log_get, stretch, subscribe,
     swap_databases,
 };
 use crate::command::refusal::Refusal;
@@ -253,6 +253,7 @@ fn parse_options<'a>(args: Args<'a>, spec: &'static Spec) -> Result<Command<'a>,
         CommandId::MrGet => one(Ask::Placed),
         CommandId::MrInfo => Ok(Command::Say(Said::Extensions)),
         CommandId::MrRange => Ok(Command::Range(range(args)?)),
+        CommandId::MrIndex => Ok(Command::Index(index(args)?)),
         CommandId::MrStretch => Ok(Command::Stretch(stretch(args)?)),
         CommandId::Multi => Ok(Command::Transaction(Transaction::Multi)),
         CommandId::Ping if args.len() > 2 => Err(Refusal::WrongCount(spec.name)),
@@ -412,7 +413,7 @@ fn write<'a>(args: Args<'a>, spec: &'static Spec) -> Result<Command<'a>, Refusal
 mod tests {
     use super::*;
     use crate::command::args::tests::with;
-    use crate::command::commands::part;
+    use crate::command::commands::{IndexQuery, part};
     use crate::command::options::{SCAN_COUNT, scan_cursor};
     use crate::command::range::RangeBound;
     use resp::{Protocol, Writer};
@@ -619,6 +620,24 @@ mod tests {
         assert_eq!(outcome("mr.delrange -"), count);
         assert_eq!(outcome("mr.delrange - + x"), count);
         assert_eq!(outcome("mr.range -"), "-ERR wrong number of arguments for 'mr.range' command");
+    }
+
+    #[test]
+    fn pages_of_the_index_are_parsed_and_bounded() {
+        with("mr.index -7 count 99999999 after a", |args| {
+            let Ok(Command::Index(query)) = parse(args, READS).command else { panic!() };
+            let count = IndexQuery::KEYS_MAX;
+            assert_eq!(query, IndexQuery { seed: u64::MAX - 6, after: Some(b"a"), count });
+        });
+        with("mr.index 1", |args| {
+            let Ok(Command::Index(query)) = parse(args, READS).command else { panic!() };
+            assert_eq!((query.seed, query.after, query.count), (1, None, IndexQuery::KEYS_MAX));
+        });
+        assert_eq!(outcome("mr.index 1 count 0"), "-ERR count must be positive");
+        assert_eq!(outcome("mr.index 1 count -1"), "-ERR count must be positive");
+        assert_eq!(outcome("mr.index 1 after"), "-ERR syntax error");
+        assert!(outcome("mr.index x").starts_with("-ERR value is not an integer"));
+        assert!(outcome("mr.index").starts_with("-ERR wrong number of arguments"));
     }
 
     #[test]

@@ -4,7 +4,7 @@
 use resp::Writer;
 
 use crate::command::args::Args;
-use crate::command::commands::StretchQuery;
+use crate::command::commands::{IndexQuery, StretchQuery};
 use crate::command::dump;
 use crate::command::help;
 use crate::command::refusal::Refusal;
@@ -31,7 +31,7 @@ pub enum Said {
 }
 
 /// The version of the `MR` commands. A later one has all of an earlier one's commands and replies.
-const EXTENSIONS_VERSION: i64 = 1;
+const EXTENSIONS_VERSION: i64 = 2;
 
 /// `LATENCY DOCTOR`.
 pub(crate) const LATENCY: &str = "Latency is not sampled here: latency-monitor-threshold is 0. SLOWLOG has slow commands, \
@@ -55,6 +55,7 @@ impl Said {
                     ("version", EXTENSIONS_VERSION),
                     ("stretch-bytes-max", StretchQuery::BYTES_MAX as i64),
                     ("frame-bytes-max", StretchQuery::FRAME_BYTES_MAX as i64),
+                    ("index-keys-max", IndexQuery::KEYS_MAX as i64),
                 ];
                 writer.map(facts.len());
                 for (name, value) in facts {

@@ -101,6 +101,7 @@ pub enum CommandId {
     Move,
     MrDelrange,
     MrGet,
+    MrIndex,
     MrInfo,
     MrRange,
     MrStretch,

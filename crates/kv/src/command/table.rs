@@ -1046,6 +1046,21 @@ pub static TABLE: &[Spec] = &[
         .flags(READ_FAST, &["@read", "@string", "@fast"])
         .one_key(ACCESS)
         .takes(&[KEY]),
+    Spec::new(
+        CommandId::MrIndex,
+        "mr.index",
+        -2,
+        "generic",
+        "Reads the hashes of keys in order, for clients that keep an index of the database",
+    )
+    .since("0.1.0")
+    .costs("O(N) with N keys")
+    .flags(READ, &["@keyspace", "@read", "@slow"])
+    .takes(&[
+        Argument::new("seed", "integer"),
+        Argument::new("after", "string").after("AFTER").flagged(OPTIONAL),
+        Argument::new("count", "integer").after("COUNT").flagged(OPTIONAL),
+    ]),
     Spec::new(CommandId::MrInfo, "mr.info", 1, "connection", "The version of the MR commands")
         .since("0.1.0")
         .flags(&["loading", "stale", "fast"], &["@fast", "@connection"]),

@@ -29,6 +29,7 @@ use crate::connection::tracking::Uses;
 use crate::connection::transaction::{Executing, Queue};
 use crate::core::slow_log::Noted;
 use crate::core::state::CoreState;
+use crate::read::index;
 use crate::read::small::{self, ScanOrder};
 use crate::read::stream::{RangeStream, Stream};
 use crate::read::stretch;
@@ -548,6 +549,13 @@ impl Session {
             }
             Command::Keys(pattern) => {
                 self.walk(Walk::matching(&self.state, Some(pattern)), false, None);
+            }
+            Command::Index(query) => {
+                let (state, protocol) = (self.state.clone(), self.protocol);
+                let page = index::Page::of(query);
+                self.small(Length::Long, async move {
+                    index::read(&state, page, protocol).await.into()
+                });
             }
             Command::Stretch(query) => {
                 let (state, client, protocol) =

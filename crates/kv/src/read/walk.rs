@@ -183,6 +183,7 @@ impl Walk {
             fill_cache: false,
             expected: self.expected,
             expected_backward: self.reverse,
+            keys_only: false,
         };
         let now_ms = self.now_ms.unwrap_or_else(|| self.state.core.unix_time_ms());
         let mut iter = self.state.reader.iter_at(self.state.family, options, now_ms)?;

@@ -47,6 +47,8 @@ pub struct IterOptions<'a> {
     pub expected: Option<usize>,
     /// Whether these entries come before the sought key rather than after it.
     pub expected_backward: bool,
+    /// Only keys are wanted: values in blob files are not read, and are empty.
+    pub keys_only: bool,
 }
 
 enum Source {
@@ -93,6 +95,7 @@ pub struct Iter {
     seek_bytes: usize,
     /// Entries skipped.
     passed: u32,
+    keys_only: bool,
 }
 
 impl Iter {
@@ -158,6 +161,7 @@ impl Iter {
             beyond: false,
             seek_bytes: found.seek_bytes(version),
             passed: 0,
+            keys_only: options.keys_only,
         })
     }
 
@@ -473,9 +477,7 @@ impl Iter {
                 self.valid = true;
                 return Ok(());
             }
-            match entry_value(&self.context, self.family_at, &self.key, pack(sequence, kind), value)
-                .await?
-            {
+            match self.visible_value(pack(sequence, kind), value).await? {
                 Some(value) => {
                     self.value = value;
                     self.valid = true;
@@ -542,7 +544,7 @@ impl Iter {
                 continue;
             }
             self.number = unpack(packed).0;
-            match entry_value(&self.context, self.family_at, &self.key, packed, value).await? {
+            match self.visible_value(packed, value).await? {
                 Some(value) => {
                     self.value = value;
                     self.valid = true;
@@ -552,6 +554,15 @@ impl Iter {
             }
         }
         Ok(())
+    }
+
+    /// The value of the visible entry of `self.key`; `None` for a tombstone.
+    #[inline]
+    async fn visible_value(&self, packed: u64, value: Value) -> Result<Option<Value>> {
+        if self.keys_only && unpack(packed).1 == ValueType::BlobIndex as u8 {
+            return Ok(Some(Value::empty()));
+        }
+        entry_value(&self.context, self.family_at, &self.key, packed, value).await
     }
 
     /// Merges the operand that the sources are on, and those below it, with the value below them.
