@@ -228,9 +228,8 @@ impl Session {
             return true;
         }
         if let Some(bytes) = self.waits_for_reply
-            && self.replies.reserve(bytes)
+            && self.replies.may_reserve(bytes)
         {
-            self.replies.end_reservation();
             self.waits_for_reply = None;
             return true;
         }
