@@ -5,6 +5,7 @@ import pathlib
 import random
 import resource
 import socket
+import threading
 import time
 
 import databases
@@ -335,3 +336,147 @@ def test_unread_replies_of_many_clients_have_one_bound(tmp_path, long, clients, 
         for client in greedy:
             client.close()
         assert node.alive()
+
+
+class Honest(threading.Thread):
+    """A well-behaved client: it writes and reads, and checks every reply, until it is stopped."""
+
+    def __init__(self, node):
+        super().__init__()
+        self.node, self.over, self.rounds, self.failed = node, threading.Event(), 0, None
+        self.start()
+
+    def run(self):
+        try:
+            with self.node.connect(60) as client:
+                while not self.over.is_set():
+                    number = self.rounds % 50
+                    value = b"%d:" % self.rounds + b"x" * (100 << (self.rounds % 10))
+                    assert client.call("SET", f"honest{number}", value) == b"OK"
+                    assert client.call("GET", f"honest{number}") == value
+                    assert client.call("STRLEN", f"honest{number}") == len(value)
+                    self.rounds += 1
+        except Exception as error:
+            self.failed = repr(error)
+
+    def goes_on(self, rounds=20):
+        """Waits until it has done some rounds more."""
+        until, deadline = self.rounds + rounds, time.monotonic() + 60
+        while self.rounds < until:
+            assert self.is_alive() and not self.failed, self.failed
+            assert time.monotonic() < deadline, "the well-behaved client is not served"
+            time.sleep(0.01)
+
+    def stop(self):
+        self.over.set()
+        self.join()
+        assert not self.failed, self.failed
+
+
+BAD_OFFSET = "ERR bit offset is not an integer or out of range"
+TOO_LONG = "ERR string exceeds maximum allowed size (proto-max-bulk-len)"
+
+# Commands that ask for much memory, and how their replies begin.
+GREEDY = [
+    (("SETRANGE", "none", "536870911", "x"), TOO_LONG),
+    (("SETRANGE", "large", "536870000", "x" * 1000), TOO_LONG),
+    (("SETRANGE", "none", "1099511627776", "x"), TOO_LONG),
+    (("SETBIT", "none", "4294967295", "1"), (TOO_LONG, BAD_OFFSET)),
+    (("SETBIT", "none", "400000000", "1"), (TOO_LONG, BAD_OFFSET)),
+    (("BITFIELD", "none", "SET", "u8", "4294967288", "1"), (TOO_LONG, BAD_OFFSET)),
+    (("BITFIELD", "large", "INCRBY", "u63", "#6000000", "1"), (TOO_LONG, BAD_OFFSET)),
+    (("BITFIELD", "none", *("GET", "u8", "4000000") * 1000), [0] * 1000),
+    (("GETRANGE", "none", "0", "1073741824"), b""),
+    (("GETRANGE", "large", "-1073741824", "1073741824"), "the value"),
+    (("LCS", "large", "large2", "LEN"), "ERR Insufficient memory"),
+    (("LCS", "large", "large2", "IDX", "MINMATCHLEN", "1"), "ERR Insufficient memory"),
+]
+
+
+def refuses_what_is_too_large(node, value):
+    """Commands that ask for much memory at once are refused, and connections of clients that announce too much are closed."""
+    with node.connect(60) as client:
+        for words, expected in GREEDY:
+            reply = client.call(*words)
+            if expected == "the value":
+                assert reply == value
+            elif isinstance(expected, (str, tuple)):
+                assert isinstance(reply, resp.Error) and reply.startswith(expected), (words[:4], str(reply)[:200])
+            else:
+                assert reply == expected, (words[:4], str(reply)[:200])
+        assert client.call("EXISTS", "none") == 0
+        longest = int(client.call("CONFIG", "GET", "proto-max-bulk-len")[1])
+        length, reply = 0, 0
+        while not isinstance(reply, resp.Error):
+            assert reply == length <= longest
+            length += 300_000
+            reply = client.call("APPEND", "grows", "x" * 300_000)
+        assert reply == TOO_LONG and client.call("STRLEN", "grows") == length - 300_000 and client.call("DEL", "grows") == 1
+    announced = [
+        (b"*2\r\n$3\r\nGET\r\n$1073741824\r\n", "ERR Protocol error: "),
+        (b"*3\r\n$3\r\nSET\r\n$1\r\nk\r\n$1073741824\r\n" + b"x" * 10_000, "ERR Protocol error: "),
+        (b"*1073741824\r\n", "ERR Protocol error: invalid multibulk length"),
+        (b"*-1073741824\r\n*9223372036854775808\r\n", "ERR Protocol error: invalid multibulk length"),
+        (b"*1\r\n$-5\r\n", "ERR Protocol error: invalid bulk length"),
+        (b"x" * 100_000, "ERR Protocol error: too big inline request"),
+    ]
+    for sent, expected in announced:
+        with node.connect(60) as client:
+            client.send(sent)
+            reply = client.reply()
+            assert isinstance(reply, resp.Error) and reply.startswith(expected), (sent[:60], reply)
+            assert client.until_closed() == b""
+
+
+def test_a_crowd_of_hostile_clients_harms_nobody_else(tmp_path, long):
+    """Clients of every kind at once: idle, in the middle of a command, not reading, and asking for more memory than there is."""
+    crowd = 10_000 if long else 300
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    flags = ["--memory", "64M", "--cores", "2", "--durability", "process"]
+    with millrace.node(tmp_path / "db", tmp_path / "log", *flags, writes=True) as node:
+        with node.connect(60) as client:
+            value = random.Random(1).randbytes(1_000_000)
+            for name in ("large", "large2"):
+                assert client.call("SET", name, value) == b"OK"
+            most = int(client.call("CONFIG", "GET", "maxclients")[1])
+        if most < crowd + 200:
+            pytest.skip(f"the node takes {most} connections here")
+        # What a client of the crowd sends, and does not read the reply of.
+        mget = b"*1000000\r\n$4\r\nMGET\r\n"
+        kinds = [
+            b"",
+            b"*3\r\n$3\r\nSET\r\n$4\r\nha",
+            b"*3\r\n$3\r\nSET\r\n$4\r\nhalf\r\n$1000000\r\n" + b"x" * 3000,
+            mget + b"$1\r\nk\r\n" * 400,
+            resp.encode("GET", "large") * 20,
+            resp.encode("GETRANGE", "large", "0", "-1") * 20,
+            resp.encode("MULTI") + resp.encode("SET", "hoarded", "x" * 20_000),
+            resp.encode("WATCH", *(f"watched{number}" for number in range(300))),
+            resp.encode("SETRANGE", "crowded", "500000", "x") + resp.encode("GET", "crowded") * 20,
+            resp.encode("LCS", "large", "large2"),
+        ]
+        honest, peak, clients = Honest(node), 0, []
+        try:
+            for number in range(crowd):
+                client = socket.create_connection(("127.0.0.1", node.port), 60)
+                clients.append(client)
+                client.setblocking(False)
+                try:
+                    client.send(kinds[number % len(kinds)])
+                except (BlockingIOError, ConnectionError):
+                    pass
+                if number % 200 == 0:
+                    peak = max(peak, node.rss())
+            honest.goes_on()
+            refuses_what_is_too_large(node, value)
+            honest.goes_on()
+            peak = max(peak, node.rss())
+        finally:
+            for client in clients:
+                client.close()
+        honest.goes_on()
+        honest.stop()
+        most = MEMORY * 1.15 + (24 << 20) + crowd * 4096
+        print(f"{crowd} clients: {peak >> 20} MiB, at most {most / (1 << 20):.0f}; {honest.rounds} rounds beside them")
+        assert peak <= most

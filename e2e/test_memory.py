@@ -313,3 +313,98 @@ def test_unfinished_commands_have_one_bound(tmp_path):
         for client in begun:
             client.socket.close()
         within(node, 64 * MIB)
+
+
+def test_clients_that_do_not_read_delay_no_large_replies(tmp_path):
+    """One of them once kept the turn of replies beyond the limit until it was closed: each other client waited a second or more."""
+    flags = ["--memory", "64M", "--cores", "1", "--durability", "process"]
+    with millrace.node(tmp_path / "db", tmp_path / "log", *flags, writes=True) as node, node.connect(60) as honest:
+        value = random.Random(1).randbytes(100_000)
+        for number in range(20):
+            assert honest.call("SET", f"key{number}", value) == b"OK"
+        stalled = [node.connect(60) for _ in range(12)]
+        for client in stalled:
+            # More than the kernel's buffers take.
+            client.send(b"".join(resp.encode("GET", f"key{number % 20}") for number in range(200)))
+        # They hold all memory for replies when the node has taken what it may of their commands.
+        held, before = 0, -1
+        while held != before:
+            time.sleep(0.3)
+            lines = honest.call("CLIENT", "LIST").decode().splitlines()
+            held, before = sum(int(line.split(" omem=")[1].split()[0]) for line in lines), held
+        assert held > 3 * MIB, held
+        others = [honest, *(node.connect(60) for _ in range(5))]
+        for nth in range(100):
+            for number, client in enumerate(others):
+                client.send(resp.encode("GET", f"key{(nth + number) % 20}"))
+            for client in others:
+                assert client.reply() == value
+        evicted = honest.call("INFO", "stats").decode().split("evicted_clients:")[1].split("\r")[0]
+        assert evicted == "0", "nobody had to be closed for 600 replies"
+        within(node, 64 * MIB)
+        for client in stalled:
+            client.socket.close()
+
+
+def test_queued_commands_of_all_transactions_have_one_bound(tmp_path):
+    """The longest queues are dropped when memory for them runs short, so short transactions of others go on."""
+    flags = ["--memory", "64M", "--cores", "1", "--durability", "process"]
+    with millrace.node(tmp_path / "db", tmp_path / "log", *flags, writes=True) as node, node.connect(60) as honest:
+        hoarders = [node.connect(60) for _ in range(60)]
+        for number, client in enumerate(hoarders):
+            client.send(resp.encode("MULTI") + b"".join(resp.encode("SET", f"hoarded{number}", "x" * 50_000) for _ in range(20)))
+            assert [honest.call("MULTI"), honest.call("SET", "honest", number), honest.call("EXEC")] == [b"OK", b"QUEUED", [b"OK"]]
+        refused = 0
+        for client in hoarders:
+            assert client.reply() == b"OK"
+            replies = [client.reply() for _ in range(20)]
+            assert all(reply == b"QUEUED" or reply.startswith("OOM command not queued: ") for reply in replies), replies
+            refused += any(isinstance(reply, resp.Error) for reply in replies)
+        assert refused > 30, refused
+        held = int(honest.call("INFO", "clients").decode().split("clients_queued_bytes:")[1].split("\r")[0])
+        assert 0 < held < 4 * MIB, held
+        executed = 0
+        for client in hoarders:
+            reply = client.call("EXEC")
+            assert reply == [b"OK"] * 20 or reply.startswith("EXECABORT Transaction discarded because of"), reply
+            executed += isinstance(reply, list)
+            # The connection goes on.
+            assert client.call("GET", "honest") == b"59"
+        assert executed < 10 and honest.call("DBSIZE") == executed + 1
+        honest.send(resp.encode("MULTI") + resp.encode("SET", "honest", "x" * 100_000) * 8 + resp.encode("EXEC"))
+        assert [honest.reply() for _ in range(10)] == [b"OK", *[b"QUEUED"] * 8, [b"OK"] * 8]
+        assert "clients_queued_bytes:0\r\n" in honest.call("INFO", "clients").decode()
+        within(node, 64 * MIB)
+        for client in hoarders:
+            client.socket.close()
+
+
+def test_watched_keys_of_all_connections_have_one_bound(tmp_path):
+    """They once took up to 20 MiB beside the node's memory, and those of expired keys had no bound."""
+    flags = ["--memory", "64M", "--cores", "2", "--durability", "process"]
+    with millrace.node(tmp_path / "db", tmp_path / "log", *flags, writes=True) as node, node.connect(60) as honest:
+        hoarders = [node.connect(60) for _ in range(100)]
+        for number, client in enumerate(hoarders):
+            keys = [f"watched:{number}:{nth}" for nth in range(10_000)]
+            client.send(b"".join(resp.encode("WATCH", *keys[at : at + 100]) for at in range(0, 10_000, 100)))
+        for number in range(50):
+            assert honest.call("WATCH", "counter") == b"OK"
+            assert [honest.call("MULTI"), honest.call("INCR", "counter"), honest.call("EXEC")] == [b"OK", b"QUEUED", [number + 1]]
+        for client in hoarders:
+            replies = [client.reply() for _ in range(100)]
+            # A connection whose watches were dropped has nothing more to watch.
+            assert all(reply == b"OK" or "too many watched keys" in reply for reply in replies), replies
+        watched = int(honest.call("INFO", "clients").decode().split("total_watched_keys:")[1].split("\r")[0])
+        assert watched < 10_000, watched
+        # Whose watches were dropped executes nothing.
+        results = []
+        for number, client in enumerate(hoarders):
+            client.call("MULTI")
+            client.call("SET", f"result{number}", "x")
+            results.append(client.call("EXEC"))
+        assert set(map(str, results)) == {"[b'OK']", "NullArray()"} or set(map(str, results)) == {"NullArray()"}, results
+        assert honest.call("DBSIZE") == 1 + sum(isinstance(result, list) for result in results)
+        assert "total_watched_keys:0\r\n" in honest.call("INFO", "clients").decode()
+        within(node, 64 * MIB)
+        for client in hoarders:
+            client.socket.close()

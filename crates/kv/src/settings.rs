@@ -43,6 +43,11 @@ pub struct Settings {
     /// Bytes of writes of a core's connections that the engine has not acknowledged. Beyond it no
     /// command that writes is taken.
     pub writes_bytes_max: usize,
+    /// Per core: memory of the queued commands of all transactions. A connection may have half of
+    /// it.
+    pub queued_bytes_max: usize,
+    /// Memory of the watches of all connections of all cores.
+    pub watches_bytes_max: usize,
     /// Buffers that idle connections of a core keep for the next request, in bytes; further ones
     /// release theirs.
     pub idle_buffer_bytes_max: usize,
@@ -114,6 +119,8 @@ impl Default for Settings {
             unsent_bytes_max: 1 << 20,
             unsent_total_bytes_max: 64 << 20,
             writes_bytes_max: 32 << 20,
+            queued_bytes_max: 64 << 20,
+            watches_bytes_max: 24 << 20,
             idle_buffer_bytes_max: 8 << 20,
             pinned_bytes_max: 32 << 20,
             tracking_keys_max: 1_000_000,

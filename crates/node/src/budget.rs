@@ -4,13 +4,13 @@
 //! and merges are building, writes on their way to the log, and the allocator's loss between
 //! buffers of different sizes. A quarter of the rest is for what all cores share: indexes, filters
 //! and memtables. If the node writes, three eighths of that quarter are for memtables (the one
-//! being written and those being flushed), and a sixteenth is for remembering which keys exist,
-//! which spares writes a read when keys are counted. The remainder of the quarter is for indexes
-//! and filters; those that do not fit are read through the cores' caches. The other three quarters
-//! are split evenly among the cores. Each core uses an eighth of its part for what its connections
-//! have sent and not yet received, and seven eighths for its pool: block cache, reads in flight,
-//! and the buffers of flushes and merges. The cache leaves room for the reads, and shrinks when
-//! others need more.
+//! being written and those being flushed), a sixteenth is for remembering which keys exist, which
+//! spares writes a read when keys are counted, and another for watched keys. The remainder of the
+//! quarter is for indexes and filters; those that do not fit are read through the cores' caches.
+//! The other three quarters are split evenly among the cores. Each core uses an eighth of its part
+//! for what its connections have sent and not yet received, and seven eighths for its pool: block
+//! cache, reads in flight, and the buffers of flushes and merges. The cache leaves room for the
+//! reads, and shrinks when others need more.
 //!
 //! Outside the budget is a fixed part of some [`FIXED_BYTES`]: the program itself, thread stacks,
 //! the rings shared with the kernel, descriptions of tables and connections. The allocator may lose
@@ -33,6 +33,8 @@ pub struct Budget {
     pub memtable: usize,
     /// For remembering which keys exist.
     pub known_keys: usize,
+    /// For watched keys of transactions.
+    pub watches: usize,
     /// Each core's buffers of connections.
     pub connections: usize,
     /// Each core's pool: block cache and reads in flight.
@@ -54,6 +56,8 @@ const CONNECTIONS_MAX: u64 = 128 << 20;
 const MEMTABLE_MAX: u64 = 64 << 20;
 /// Upper bound of the memory for remembering which keys exist: some six million.
 const KNOWN_KEYS_MAX: u64 = 256 << 20;
+/// Upper bound of the memory for watched keys.
+const WATCHES_MAX: u64 = 24 << 20;
 /// Maximum number of memtables at a time.
 const MEMTABLES: u64 = 3;
 /// Upper bound of the part of a pool that the cache leaves free.
@@ -66,15 +70,17 @@ impl Budget {
         let shared = total / 4;
         let memtable = if writes { (shared / 8).min(MEMTABLE_MAX) } else { 0 };
         let known_keys = if writes { (shared / 16).min(KNOWN_KEYS_MAX) } else { 0 };
+        let watches = if writes { (shared / 16).min(WATCHES_MAX) } else { 0 };
         let core = (total - shared) / cores.max(1) as u64;
         let connections = (core / 8).min(CONNECTIONS_MAX);
         let pool = core - connections;
         let in_flight = (pool / 4).min(IN_FLIGHT_MAX);
         let bytes = |n: u64| usize::try_from(n).unwrap_or(usize::MAX);
         Budget {
-            tables: bytes(shared - MEMTABLES * memtable - known_keys),
+            tables: bytes(shared - MEMTABLES * memtable - known_keys - watches),
             memtable: bytes(memtable),
             known_keys: bytes(known_keys),
+            watches: bytes(watches),
             connections: bytes(connections),
             pool: bytes(pool),
             cache: bytes(pool - in_flight),
@@ -97,6 +103,8 @@ impl Budget {
             requests_bytes_max: usual.requests_bytes_max.min(self.connections / 2),
             unsent_total_bytes_max: usual.unsent_total_bytes_max.min(self.connections / 2),
             idle_buffer_bytes_max: usual.idle_buffer_bytes_max.min(self.connections / 8),
+            queued_bytes_max: usual.queued_bytes_max.min(self.connections / 2),
+            watches_bytes_max: usual.watches_bytes_max.min(self.watches),
             writes_bytes_max: usual.writes_bytes_max.min(self.connections / 4),
             pinned_bytes_max: usual.pinned_bytes_max.min(self.pool / 8),
             tls_bytes_max: usual.tls_bytes_max.min(self.connections / 2),
@@ -144,7 +152,7 @@ mod tests {
                 let budget = Budget::split(total, cores, true);
                 let core = budget.connections + budget.pool;
                 let memtables = MEMTABLES as usize * budget.memtable;
-                let shared = budget.tables + memtables + budget.known_keys;
+                let shared = budget.tables + memtables + budget.known_keys + budget.watches;
                 assert!(shared + core * cores <= total as usize);
                 assert!(budget.recovered() < memtables, "there is room to write meanwhile");
                 assert!(budget.cache < budget.pool, "reads in flight have room");

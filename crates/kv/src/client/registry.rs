@@ -30,6 +30,9 @@ pub(crate) struct Client {
     pub command: Cell<&'static str>,
     /// Number of queued commands of its transaction, or -1 outside one.
     pub queued: Cell<i64>,
+    /// Memory of these commands, and whether its task must drop them.
+    pub queued_bytes: Cell<usize>,
+    pub queue_revoked: Cell<bool>,
     pub input_bytes: Cell<usize>,
     /// A pause holds back its next command.
     pub blocked: Cell<bool>,
@@ -117,7 +120,7 @@ impl Client {
         line.extend_from_slice(
             format!(
                 " age={} idle={} flags={} db=0 sub={} psub=0 ssub=0 multi={} qbuf={input} \
-                 qbuf-free={} argv-mem=0 multi-mem=0 rbs=0 rbp=0 obl={unsent} oll=0 omem={unsent} \
+                 qbuf-free={} argv-mem=0 multi-mem={} rbs=0 rbp=0 obl={unsent} oll=0 omem={unsent} \
                  tot-mem={} events=r cmd={} user=default redir={} resp={} lib-name=",
                 seconds(self.connected_ns),
                 seconds(self.active_ns.get()),
@@ -125,7 +128,8 @@ impl Client {
                 u8::from(self.tracking.subscribed.get()),
                 self.queued.get(),
                 room.saturating_sub(input),
-                room + unsent + size_of::<Self>(),
+                self.queued_bytes.get(),
+                room + unsent + self.queued_bytes.get() + size_of::<Self>(),
                 self.command.get(),
                 self.tracking.tracked().map_or(-1, |tracked| tracked.redirect as i64),
                 self.protocol.get().number(),
@@ -190,12 +194,18 @@ impl ListOrder {
     }
 }
 
+/// Queued commands that take no more than this are not revoked.
+pub(crate) const QUEUE_BYTES_SHORT: usize = 4 * 1024;
+/// The interval between two looks for the longest queue.
+const LOOKS_NS: u64 = 1_000_000;
+
 /// One core's connections by number. Numbers of different cores are disjoint: core c of n issues
 /// c+1, c+1+n, ...
 pub(crate) struct Clients {
     list: RefCell<BTreeMap<u64, Rc<Client>>>,
     /// Notified when the last connection has gone.
     empty: Event,
+    next_look_ns: Cell<u64>,
     next: Cell<u64>,
     step: u64,
 }
@@ -205,6 +215,7 @@ impl Clients {
         Self {
             list: RefCell::default(),
             empty: Event::new(),
+            next_look_ns: Cell::default(),
             next: Cell::new(core as u64 + 1),
             step: cores as u64,
         }
@@ -246,6 +257,8 @@ impl Clients {
             active_ns: Cell::new(now_ns),
             command: Cell::new("NULL"),
             queued: Cell::new(-1),
+            queued_bytes: Cell::default(),
+            queue_revoked: Cell::default(),
             input_bytes: Cell::default(),
             blocked: Cell::default(),
             input_room_bytes: Cell::default(),
@@ -281,6 +294,22 @@ impl Clients {
 
     pub fn for_each(&self, each: impl FnMut(&Rc<Client>)) {
         self.list.borrow().values().for_each(each);
+    }
+
+    /// Tells the connection whose queued commands take the most memory to drop them. A queue of a
+    /// few commands stays. Looks at all connections, so it does it at intervals.
+    pub fn revoke_longest_queue(&self, now_ns: u64) {
+        if now_ns < self.next_look_ns.get() {
+            return;
+        }
+        self.next_look_ns.set(now_ns + LOOKS_NS);
+        let list = self.list.borrow();
+        let longest = list.values().max_by_key(|client| client.queued_bytes.get());
+        if let Some(client) = longest.filter(|client| client.queued_bytes.get() > QUEUE_BYTES_SHORT)
+            && !client.queue_revoked.replace(true)
+        {
+            client.wake();
+        }
     }
 
     pub fn wake_all(&self) {
@@ -348,6 +377,19 @@ mod tests {
 
     fn address(port: u16) -> Option<SocketAddr> {
         Some(SocketAddr::from(([127, 0, 0, 1], port)))
+    }
+
+    #[test]
+    fn the_longest_queue_is_revoked_but_no_short_one() {
+        let clients = Clients::new(0, 1);
+        let all: Vec<_> = (0..3).map(|at| clients.add(None, None, at, 0)).collect();
+        all[2].queued_bytes.set(QUEUE_BYTES_SHORT);
+        clients.revoke_longest_queue(0);
+        assert!(!all.iter().any(|client| client.queue_revoked.get()));
+        all[1].queued_bytes.set(QUEUE_BYTES_SHORT + 1);
+        clients.revoke_longest_queue(LOOKS_NS);
+        let revoked = |client: &Rc<Client>| client.queue_revoked.get();
+        assert_eq!([revoked(&all[0]), revoked(&all[1]), revoked(&all[2])], [false, true, false]);
     }
 
     #[test]

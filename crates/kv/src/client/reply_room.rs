@@ -5,10 +5,15 @@
 //! reply the connection asks before memory is taken:
 //!
 //! 1. A reply that fits under the core's limit is admitted immediately.
-//! 2. One connection is *favoured*: its reply is admitted however long it is, so every reply is
-//!    made in the end.
+//! 2. Otherwise the connection may become *favoured*. One reply is admitted however long it is, so
+//!    every reply is made in the end. More connections are favoured while the replies of all
+//!    favoured ones together fit the limit once more: one favoured client that does not read delays
+//!    no other. So all replies take at most twice the limit, or the limit and one longer reply.
 //! 3. The others wait, in order. When memory is released, the first waiter is woken, and all that
 //!    fit.
+//!
+//! A favoured connection that asks for more than fits waits and keeps its favour. If all favoured
+//! connections wait, the first of them is admitted: they never wait for each other.
 //!
 //! While a connection waits, a client that reads nothing of its replies for a while is closed: it
 //! holds memory that others need. The more wait, the shorter that time. The waiters check for such
@@ -33,7 +38,8 @@ pub(crate) const SWEEP_NS: u64 = 250_000_000;
 /// The shared state of the admissions.
 #[derive(Default)]
 pub(crate) struct ReplyRoom {
-    favoured: Cell<Option<u64>>,
+    /// In the order in which they were admitted.
+    favoured: RefCell<Vec<Favour>>,
     waiting: RefCell<VecDeque<Waiter>>,
     /// The last known sum of unsent bytes.
     total: Cell<usize>,
@@ -45,21 +51,55 @@ struct Waiter {
     bytes: usize,
 }
 
+/// A favoured connection, and what was admitted since it is favoured.
+struct Favour {
+    client: Rc<Client>,
+    bytes: usize,
+}
+
 impl ReplyRoom {
     /// Whether a client may hold `bytes` more bytes when all clients hold `total` of `total_max`.
     /// If not, its task is woken when it may.
     pub fn admit(&self, client: &Rc<Client>, bytes: usize, total: usize, total_max: usize) -> bool {
-        let is_first =
-            self.waiting.borrow().front().is_none_or(|first| first.client.id == client.id);
-        if total.saturating_add(bytes) > total_max && !self.is_favoured(client) {
-            if self.favoured.get().is_some() || !is_first {
-                self.wait(client, bytes);
-                return false;
-            }
-            self.favoured.set(Some(client.id));
+        if total.saturating_add(bytes) > total_max && !self.favour(client, bytes, total_max) {
+            self.wait(client, bytes);
+            return false;
         }
         self.stop_waiting(client);
         true
+    }
+
+    /// Admits a reply beyond the limit, if the connection is favoured or may become so.
+    fn favour(&self, client: &Rc<Client>, bytes: usize, bytes_max: usize) -> bool {
+        let mut favoured = self.favoured.borrow_mut();
+        let sum = favoured.iter().fold(bytes, |sum, one| sum.saturating_add(one.bytes));
+        let fits = sum <= bytes_max;
+        if let Some(at) = favoured.iter().position(|one| one.client.id == client.id) {
+            let others_wait = || {
+                let mut others = favoured.iter().filter(|one| one.client.id != client.id);
+                others.all(|one| one.client.waits_for_room.get())
+            };
+            if !fits && (at > 0 || !others_wait()) {
+                return false;
+            }
+            favoured[at].bytes = favoured[at].bytes.saturating_add(bytes);
+            return true;
+        }
+        let is_first =
+            self.waiting.borrow().front().is_none_or(|first| first.client.id == client.id);
+        let may = is_first && (fits || favoured.is_empty());
+        if may {
+            favoured.push(Favour { client: client.clone(), bytes });
+        }
+        may
+    }
+
+    /// What was just admitted is not used now; the connection will ask again for it.
+    pub fn give_back(&self, client: &Client, bytes: usize) {
+        let mut favoured = self.favoured.borrow_mut();
+        if let Some(one) = favoured.iter_mut().find(|one| one.client.id == client.id) {
+            one.bytes = one.bytes.saturating_sub(bytes);
+        }
     }
 
     fn wait(&self, client: &Rc<Client>, bytes: usize) {
@@ -68,7 +108,10 @@ impl ReplyRoom {
             Some(waiter) => waiter.bytes = bytes,
             None => waiting.push_back(Waiter { client: client.clone(), bytes }),
         }
-        client.waits_for_room.set(true);
+        if !client.waits_for_room.replace(true) {
+            // It may have been the last favoured one that did not wait.
+            self.wake_first_favoured();
+        }
     }
 
     fn stop_waiting(&self, client: &Client) {
@@ -84,15 +127,29 @@ impl ReplyRoom {
         }
     }
 
-    fn is_favoured(&self, client: &Client) -> bool {
-        self.favoured.get() == Some(client.id)
+    fn wake_first_favoured(&self) {
+        if let Some(first) = self.favoured.borrow().first()
+            && first.client.waits_for_room.get()
+        {
+            first.client.wake();
+        }
     }
 
     /// The client's reply has been sent.
     #[inline]
     pub fn sent(&self, client: &Client) {
-        if self.is_favoured(client) {
-            self.favoured.set(None);
+        if !self.favoured.borrow().is_empty() {
+            self.end_favour(client);
+        }
+    }
+
+    fn end_favour(&self, client: &Client) {
+        let mut favoured = self.favoured.borrow_mut();
+        let before = favoured.len();
+        favoured.retain(|one| one.client.id != client.id);
+        if favoured.len() < before {
+            drop(favoured);
+            self.wake_first_favoured();
             self.wake_first();
         }
     }
@@ -169,29 +226,79 @@ mod tests {
     }
 
     #[test]
-    fn replies_that_fit_are_admitted_and_one_other_at_a_time() {
+    fn replies_that_fit_are_admitted_and_one_longer_one() {
         let (room, clients) = some(4);
         assert!(room.admit(&clients[0], 60, 0, 100));
         assert!(room.admit(&clients[1], 60, 60, 100), "the favoured");
-        assert!(!room.admit(&clients[2], 60, 120, 100));
-        assert!(!room.admit(&clients[3], 50, 120, 100));
+        assert!(!room.admit(&clients[2], 60, 120, 100), "both would not fit the limit once more");
+        assert!(!room.admit(&clients[3], 40, 120, 100), "another waits before it");
         // A reply that fits overtakes; the first of the others is favoured next.
         assert!(room.admit(&clients[3], 50, 50, 100));
         assert!(!room.admit(&clients[2], 60, 120, 100));
         room.sent(&clients[1]);
         assert!(!room.admit(&clients[3], 60, 120, 100), "another waits before it");
-        assert!(room.admit(&clients[2], 60, 120, 100));
+        assert!(room.admit(&clients[2], 600, 120, 100), "however long it is");
+        assert!(room.admit(&clients[2], 600, 720, 100), "also the next reply of the only one");
+    }
+
+    #[test]
+    fn more_are_favoured_while_their_replies_fit_the_limit_once_more() {
+        let (room, clients) = some(12);
+        // One that does not read keeps its favour.
+        assert!(room.admit(&clients[0], 30, 100, 100));
+        let (mut total, mut admitted) = (130, 0);
+        for client in &clients[1..] {
+            if room.admit(client, 10, total, 100) {
+                (total, admitted) = (total + 10, admitted + 1);
+            }
+        }
+        assert_eq!((total, admitted), (200, 7), "twice the limit");
+        // Those that read make room for all others, one after the other.
+        let mut reading: VecDeque<_> = clients[1..8].iter().collect();
+        let mut waiting: VecDeque<_> = clients[8..].iter().collect();
+        while let Some(client) = waiting.pop_front() {
+            room.sent(reading.pop_front().unwrap());
+            assert!(room.admit(client, 10, 190, 100));
+            reading.push_back(client);
+        }
+        assert!(room.favoured.borrow().iter().map(|one| one.bytes).sum::<usize>() <= 100);
+    }
+
+    #[test]
+    fn favoured_connections_do_not_wait_for_each_other() {
+        let (room, clients) = some(3);
+        for client in &clients {
+            assert!(room.admit(client, 30, 100, 100));
+        }
+        assert!(!room.admit(&clients[0], 50, 190, 100), "others may finish");
+        assert!(!room.admit(&clients[2], 50, 190, 100));
+        assert!(!room.admit(&clients[1], 50, 190, 100));
+        assert!(!room.admit(&clients[2], 50, 190, 100));
+        assert!(room.admit(&clients[0], 50, 190, 100), "all wait, and it is the first");
+        room.leave(&clients[0]);
+        assert!(!clients[0].waits_for_room.get());
+        assert!(!room.admit(&clients[2], 50, 160, 100));
+        assert!(room.admit(&clients[1], 50, 160, 100), "the next one is the first");
+    }
+
+    #[test]
+    fn what_is_given_back_is_not_counted_twice() {
+        let (room, clients) = some(2);
+        assert!(room.admit(&clients[0], 50, 100, 100));
+        room.give_back(&clients[0], 50);
+        assert!(room.admit(&clients[0], 50, 100, 100));
+        assert!(room.admit(&clients[1], 50, 150, 100));
     }
 
     #[test]
     fn a_client_that_leaves_makes_room_for_the_next() {
         let (room, clients) = some(3);
         for (at, client) in clients.iter().enumerate() {
-            assert_eq!(room.admit(client, 10, 100, 100), at == 0);
+            assert_eq!(room.admit(client, 100, 100, 100), at == 0);
         }
         room.leave(&clients[0]);
         room.leave(&clients[1]);
-        assert!(room.admit(&clients[2], 10, 100, 100));
+        assert!(room.admit(&clients[2], 100, 100, 100));
         assert!(!clients[2].waits_for_room.get());
     }
 }

@@ -220,6 +220,7 @@ impl Session {
     /// Whether the event it waited for has come: room for writes, memory for a reply, or the length
     /// of the reply.
     pub fn has_got_room(&mut self) -> bool {
+        self.revoke_queue();
         if let Some(bytes) = self.lookup.as_ref().and_then(OneshotReceiver::try_take) {
             (self.lookup, self.found_bytes) = (None, Some(bytes));
             return true;
@@ -229,9 +230,8 @@ impl Session {
             return true;
         }
         if let Some(bytes) = self.waits_for_reply
-            && self.replies.reserve(bytes)
+            && self.replies.may_reserve(bytes)
         {
-            self.replies.end_reservation();
             self.waits_for_reply = None;
             return true;
         }

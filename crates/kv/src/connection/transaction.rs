@@ -1,7 +1,9 @@
 //! Transactions: `MULTI`, `EXEC`, `DISCARD`, `WATCH` and `UNWATCH`.
 //!
 //! 1. After `MULTI` commands are parsed, so that errors are found, and queued as they came
-//!    ([`Queue`]). Queues are bounded, for all connections of a core together.
+//!    ([`Queue`]). Queues are bounded, for all connections of a core together. When they take more
+//!    than half of their memory, the longest is dropped and its transaction aborted; and a quarter
+//!    is for short queues. So clients with long queues do not refuse the transactions of others.
 //! 2. `EXEC` sends the commands that concern keys to the shard, as one change (`shard::execute`),
 //!    and waits at the beginning of the input, so no later command is taken. A node that only reads
 //!    executes them here.
@@ -20,6 +22,7 @@ use reactor::Class;
 use resp::Span;
 
 use crate::client::gauge::{Gauge, Share};
+use crate::client::registry::QUEUE_BYTES_SHORT;
 use crate::command::args::Args;
 use crate::command::commands::{
     Access, Ask, ClientCommand, Command, Debug, SlowLogCommand, Transaction, WriteCommand,
@@ -64,6 +67,15 @@ const FULL: Refusal<'static> = Refusal::Text(
     "OOM command not queued: the queued commands of all transactions take more memory than this core has for them",
 );
 
+const REVOKED: Refusal<'static> = Refusal::Text(
+    "OOM command not queued: the queued commands of this transaction took the most memory when that of all transactions \
+     ran short, and were dropped",
+);
+const REVOKED_EXEC: Refusal<'static> = Refusal::Text(
+    "EXECABORT Transaction discarded because of: OOM its queued commands took the most memory when that of all \
+     transactions ran short",
+);
+
 const MANY_REPORTS: Refusal<'static> = Refusal::Text(
     "ERR at most 64 commands that do not concern keys and may have long replies, such as INFO, are executed inside a \
      transaction",
@@ -89,6 +101,8 @@ pub(super) struct Queue {
     ends: Vec<(usize, usize)>,
     /// A command was refused: none will be executed.
     aborted: bool,
+    /// They were dropped because memory ran short.
+    revoked: bool,
     /// Commands that concern keys, and whether some of them may write.
     steps: usize,
     writes: bool,
@@ -105,6 +119,7 @@ impl Queue {
             spans: Vec::new(),
             ends: Vec::new(),
             aborted: false,
+            revoked: false,
             steps: 0,
             writes: false,
             reports: 0,
@@ -112,14 +127,26 @@ impl Queue {
         }
     }
 
-    /// Adds a command; false if there is no room for it.
+    /// Adds a command; false if there is no room for it. All queues together have `bytes_max`, one
+    /// at most half of it, and a quarter is for queues of up to [`QUEUE_BYTES_SHORT`].
     fn add(&mut self, args: Args<'_>, all: &Gauge, bytes_max: usize) -> bool {
         let (bytes, spans) = args.parts();
-        let more = bytes.len() + size_of_val(spans) + size_of::<(usize, usize)>();
-        if all.get() + more > bytes_max {
+        let wanted = [
+            room_for(&self.bytes, bytes.len()),
+            room_for(&self.spans, spans.len()),
+            room_for(&self.ends, 1),
+        ];
+        let own =
+            wanted[0] + wanted[1] * size_of::<Span>() + wanted[2] * size_of::<(usize, usize)>();
+        let others = all.get() - self.room.part();
+        let all_max = if own > QUEUE_BYTES_SHORT { bytes_max / 4 * 3 } else { bytes_max };
+        if own > bytes_max / 2 || others + own > all_max {
             return false;
         }
-        self.room.set(self.room.part() + more);
+        self.room.set(own);
+        self.bytes.reserve_exact(wanted[0] - self.bytes.len());
+        self.spans.reserve_exact(wanted[1] - self.spans.len());
+        self.ends.reserve_exact(wanted[2] - self.ends.len());
         self.bytes.extend_from_slice(bytes);
         self.spans.extend_from_slice(spans);
         self.ends.push((self.bytes.len(), self.spans.len()));
@@ -141,6 +168,13 @@ impl Queue {
             Args::new(&self.bytes[begin..end], &self.spans[spans_begin..spans_end])
         })
     }
+}
+
+/// The capacity that a list has after it has grown by `more`: a quarter more than it needs, so that
+/// the memory of a queue is known and it is seldom copied.
+fn room_for<T>(list: &Vec<T>, more: usize) -> usize {
+    let needed = list.len() + more;
+    if needed <= list.capacity() { list.capacity() } else { needed + needed / 4 }
 }
 
 /// The state of an `EXEC` at the beginning of the input.
@@ -263,13 +297,21 @@ impl Session {
         };
         let refusal = refusal.or_else(|| {
             let (all, settings) = (&self.state.queued_bytes, self.state.node.settings());
-            let queue = self.queue.as_mut().filter(|queue| !queue.aborted)?;
+            let queue = self.queue.as_mut()?;
+            if queue.aborted {
+                return queue.revoked.then_some(REVOKED);
+            }
             let reports = parsed.command.as_ref().map_or(0, |one| usize::from(is_report(one)));
             if queue.reports + reports > REPORTS_MAX {
                 return Some(MANY_REPORTS);
             }
             queue.reports += reports;
-            if !queue.add(args, all, settings.writes_bytes_max) {
+            let added = queue.add(args, all, settings.queued_bytes_max);
+            self.client.queued_bytes.set(queue.room.part());
+            if all.get() > settings.queued_bytes_max / 2 {
+                self.state.clients.revoke_longest_queue(self.state.core.now_ns());
+            }
+            if !added {
                 return Some(FULL);
             }
             if let Ok(command) = &parsed.command {
@@ -324,6 +366,18 @@ impl Session {
     fn abort(&mut self) {
         if let Some(queue) = &mut self.queue {
             queue.abort();
+            self.client.queued_bytes.set(0);
+        }
+    }
+
+    /// Drops the queued commands, if it was told to. Those that are being executed are needed.
+    pub(super) fn revoke_queue(&mut self) {
+        if self.client.queue_revoked.replace(false)
+            && !self.is_executing()
+            && let Some(queue) = self.queue.as_mut().filter(|queue| !queue.aborted)
+        {
+            queue.revoked = true;
+            self.abort();
         }
     }
 
@@ -430,6 +484,7 @@ impl Session {
             (Transaction::Multi, false) => {
                 self.queue = Some(Box::new(Queue::new(&self.state.queued_bytes)));
                 self.client.queued.set(0);
+                self.client.queue_revoked.set(false);
                 return self.reply(|writer| writer.ok());
             }
             (Transaction::Watch(_), true) => WATCH_INSIDE,
@@ -457,6 +512,7 @@ impl Session {
         self.queue = None;
         self.executing = Executing::No;
         self.client.queued.set(-1);
+        self.client.queued_bytes.set(0);
         if self.watching.take().is_some() {
             self.send_change(Change::of(Operation::Unwatch), true);
         }
@@ -467,11 +523,13 @@ impl Session {
         let executing = std::mem::take(&mut self.executing);
         let uses = std::mem::take(&mut self.uses);
         let wrote = std::mem::take(&mut self.replies.wrote);
+        let revoked = self.queue.as_ref().is_some_and(|queue| queue.revoked);
         let queue = self.queue.take().filter(|queue| !queue.aborted);
         let (Some(queue), Executing::Answered(answer)) = (queue, executing) else {
             self.forget_uses(uses);
             self.end_transaction();
-            return self.reply(|writer| ABORTED.write(writer));
+            let refusal = if revoked { REVOKED_EXEC } else { ABORTED };
+            return self.reply(|writer| refusal.write(writer));
         };
         let answers = match answer {
             Answer::Executed(answers) => answers,
@@ -580,11 +638,34 @@ mod tests {
         let kept: Vec<_> = a.commands().map(words).collect();
         assert_eq!(kept, lines.map(|line| with(line, words)));
         let held = all.get();
-        assert!(held > 0 && with("ping", |args| b.add(args, &all, held + 40)));
-        assert!(!with("ping", |args| b.add(args, &all, held + 40)), "all queues share the limit");
+        assert!(held > 0);
         a.abort();
-        assert!(a.commands().len() == 0 && with("ping", |args| b.add(args, &all, held + 40)));
+        assert_eq!((a.commands().len(), all.get()), (0, 0));
+        assert!(with(lines[0], |args| b.add(args, &all, 1000)));
         drop((a, b));
+        assert_eq!(all.get(), 0);
+    }
+
+    #[test]
+    fn a_queue_counts_what_it_has_allocated_and_takes_half_at_most() {
+        let all = Gauge::default();
+        let mut queues = [Queue::new(&all), Queue::new(&all), Queue::new(&all)];
+        for queue in &mut queues {
+            while with("set key value", |args| queue.add(args, &all, 100_000)) {}
+            let memory = queue.bytes.capacity()
+                + queue.spans.capacity() * size_of::<Span>()
+                + queue.ends.capacity() * size_of::<(usize, usize)>();
+            assert_eq!(queue.room.part(), memory);
+        }
+        let held = queues.each_ref().map(|queue| queue.room.part());
+        assert!(held.iter().all(|&bytes| bytes <= 50_000) && held[0] > 30_000, "{held:?}");
+        assert!(all.get() > 55_000, "{held:?}");
+        let long = 75_000 + QUEUE_BYTES_SHORT;
+        assert!(all.get() <= long, "a quarter is for short queues: {held:?}");
+        let mut short = Queue::new(&all);
+        assert!(with("set key value", |args| short.add(args, &all, 100_000)));
+        drop(short);
+        drop(queues);
         assert_eq!(all.get(), 0);
     }
 }

@@ -32,6 +32,7 @@ impl Shard {
         let settings = node.settings();
         shard.value_bytes_max.set(settings.value_bytes_max());
         shard.built_bytes_max.set(settings.writes_bytes_max.min(BUILT_BYTES_MAX));
+        shard.watches.borrow_mut().limit(settings.watches_bytes_max);
         let (posting, mut owner) = mailbox(DELIVERIES_MAX);
         let (opened, owner_core) = (node.clone(), self.0.core.id());
         let task = self.0.core.spawn(Class::Foreground, async move {

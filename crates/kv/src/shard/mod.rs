@@ -71,7 +71,7 @@ use twox_hash::XxHash3_128;
 use crate::core::ask::Posters;
 use crate::expiry::ledger::Ledger;
 use crate::expiry::live::LiveReader;
-use crate::settings::FAMILY;
+use crate::settings::{FAMILY, Settings};
 use crate::shard::announce::{Announcements, Written};
 use crate::shard::answers::{AnswerTarget, Origin};
 use crate::shard::change::{Answer, Change, VALUE_BYTES_MAX};
@@ -229,7 +229,7 @@ impl Shard {
             family,
             overlay: RefCell::default(),
             known: RefCell::new(KnownKeys::new(known_bytes, is_empty)),
-            watches: RefCell::default(),
+            watches: RefCell::new(Watches::new(Settings::default().watches_bytes_max)),
             announcements: RefCell::default(),
             seed: core.random_u64(),
             gathered: RefCell::default(),

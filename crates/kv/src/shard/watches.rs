@@ -6,8 +6,13 @@
 //! key ends the watch and leaves a conflict; the next transaction of the connection finds it when
 //! it is made. A key that is watched by many connections has one entry.
 //!
-//! Bounded: a connection may watch [`CONNECTION_KEYS_MAX`] keys, all together [`KEYS_MAX`] with
-//! [`BYTES_MAX`] bytes. One more is refused.
+//! Bounded: a connection may watch [`CONNECTION_KEYS_MAX`] keys, all together [`KEYS_MAX`], within
+//! the memory of [`Settings::watches_bytes_max`]. One watch more is refused. When memory or watches
+//! run out, the connection that has the most of it loses its watches, as if a key of them had been
+//! written, unless that is the one that wants more: so a few clients with many watches refuse
+//! nobody else.
+//!
+//! [`Settings::watches_bytes_max`]: crate::Settings::watches_bytes_max
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -25,23 +30,28 @@ use crate::shard::turns::Connection;
 
 /// Keys that one connection may watch.
 const CONNECTION_KEYS_MAX: usize = 4096;
-/// Watches of all connections, and bytes of their keys.
+/// Watches of all connections.
 const KEYS_MAX: usize = 1 << 16;
-const BYTES_MAX: usize = 8 << 20;
+/// Memory of a watch without the bytes of its key: its parts of the table, of the connection's maps
+/// and of the list of connections, with what the allocator adds.
+const WATCH_BYTES: usize = 200;
 /// Keys looked up together.
 const TOGETHER: usize = 64;
 
-const TOO_MANY: &str = "ERR too many watched keys: a connection may watch 4096, and all connections 65536 with 8 MiB \
-     of keys; EXEC, DISCARD or UNWATCH ends watches";
+const TOO_MANY: &str = "ERR too many watched keys: a connection may watch 4096, and all connections 65536; EXEC, DISCARD \
+     or UNWATCH ends watches";
+const NO_MEMORY: &str = "OOM too many watched keys: the watches of all connections take more memory than this node has for \
+     them; EXEC, DISCARD or UNWATCH ends watches";
 
 /// The watches of all connections.
 #[derive(Default)]
 pub(super) struct Watches {
     keys: HashTable<Watched>,
     connections: BTreeMap<Connection, Watcher>,
-    /// Watches, and bytes of their keys.
+    /// Watches, their memory, and its limit.
     count: usize,
     bytes: usize,
+    bytes_max: usize,
 }
 
 /// A key and the connections that watch it.
@@ -54,6 +64,7 @@ struct Watched {
 #[derive(Default)]
 struct Watcher {
     conflict: bool,
+    bytes: usize,
     keys: BTreeMap<Vec<u8>, Fingerprint>,
     /// The keys that had expired when their watches began.
     expired: BTreeSet<u128>,
@@ -61,7 +72,25 @@ struct Watcher {
     ends: Deadline,
 }
 
+impl Watcher {
+    /// Forgets the keys and all that is kept for them; returns the keys.
+    fn forget(&mut self) -> BTreeMap<Vec<u8>, Fingerprint> {
+        self.bytes = 0;
+        self.expired.clear();
+        std::mem::take(&mut self.keys)
+    }
+}
+
 impl Watches {
+    pub fn new(bytes_max: usize) -> Self {
+        Self { bytes_max, ..Self::default() }
+    }
+
+    /// Sets the limit of the memory of all watches.
+    pub fn limit(&mut self, bytes_max: usize) {
+        self.bytes_max = bytes_max;
+    }
+
     /// Number of watches.
     pub fn keys(&self) -> usize {
         self.count
@@ -72,25 +101,31 @@ impl Watches {
         self.connections.len()
     }
 
-    /// Begins the watch of a key; false if there are too many.
+    /// Begins the watch of a key, unless there are too many.
     fn begin(
         &mut self,
         connection: Connection,
         key: &[u8],
         print: Fingerprint,
         state: &OldValue,
-    ) -> bool {
+    ) -> Result<(), &'static str> {
         let watcher = self.connections.entry(connection).or_default();
+        let bytes = WATCH_BYTES + key.len();
         // After a conflict nothing can change any more.
         if watcher.conflict || watcher.keys.contains_key(key) {
-            return true;
+            return Ok(());
         }
-        if watcher.keys.len() >= CONNECTION_KEYS_MAX
-            || self.count >= KEYS_MAX
-            || self.bytes + key.len() > BYTES_MAX
-        {
-            return false;
+        if watcher.keys.len() >= CONNECTION_KEYS_MAX {
+            return Err(TOO_MANY);
         }
+        let own = watcher.bytes + bytes;
+        while self.count >= KEYS_MAX || self.bytes + bytes > self.bytes_max {
+            if !self.revoke_largest(own) {
+                return Err(if self.count >= KEYS_MAX { TOO_MANY } else { NO_MEMORY });
+            }
+        }
+        let watcher = self.connections.entry(connection).or_default();
+        watcher.bytes = own;
         watcher.keys.insert(key.to_vec(), print);
         match (state, state.deadline()) {
             (OldValue::Expired, _) => drop(watcher.expired.insert(print.0)),
@@ -99,13 +134,27 @@ impl Watches {
             (_, deadline) => watcher.ends = watcher.ends.min(deadline),
         }
         self.count += 1;
-        self.bytes += key.len();
+        self.bytes += bytes;
         let same = |watched: &Watched| watched.print == print;
         match self.keys.entry(print.short(), same, |watched| watched.print.short()) {
             Entry::Occupied(mut found) => found.get_mut().by.push(connection),
             Entry::Vacant(vacant) => {
                 vacant.insert(Watched { print, by: vec![connection] });
             }
+        }
+        Ok(())
+    }
+
+    /// Ends the watches of the connection whose watches take the most memory with a conflict, if
+    /// that is more than `bytes`.
+    fn revoke_largest(&mut self, bytes: usize) -> bool {
+        let largest = self.connections.iter().max_by_key(|(_, watcher)| watcher.bytes);
+        let Some((&connection, _)) = largest.filter(|(_, watcher)| watcher.bytes > bytes) else {
+            return false;
+        };
+        self.release(connection);
+        if let Some(watcher) = self.connections.get_mut(&connection) {
+            watcher.conflict = true;
         }
         true
     }
@@ -167,7 +216,7 @@ impl Watches {
         (self.count, self.bytes) = (0, 0);
         for watcher in self.connections.values_mut() {
             watcher.conflict |= !watcher.keys.is_empty();
-            watcher.keys.clear();
+            watcher.forget();
         }
     }
 
@@ -194,9 +243,9 @@ impl Watches {
     /// Forgets the keys of a connection.
     fn release(&mut self, connection: Connection) {
         let Some(watcher) = self.connections.get_mut(&connection) else { return };
-        for (key, print) in std::mem::take(&mut watcher.keys) {
+        self.bytes -= watcher.bytes;
+        for print in watcher.forget().into_values() {
             self.count -= 1;
-            self.bytes -= key.len();
             let same = |watched: &Watched| watched.print == print;
             if let Ok(mut found) = self.keys.find_entry(print.short(), same) {
                 found.get_mut().by.retain(|other| *other != connection);
@@ -229,9 +278,9 @@ impl ShardState {
         let all = change
             .entries()
             .zip(old)
-            .all(|((key, _), old)| watches.begin(connection, key, self.print(key), old));
+            .try_for_each(|((key, _), old)| watches.begin(connection, key, self.print(key), old));
         drop(watches);
-        let answer = if all { Answer::Ok } else { Answer::Refused(TOO_MANY) };
+        let answer = all.map_or_else(Answer::Refused, |()| Answer::Ok);
         match lsm::mutant("watch_is_answered_at_once") {
             true => self.answer(target, answer),
             false => self.answer_in_turn(target, answer),
@@ -263,10 +312,23 @@ mod tests {
     const A: Fingerprint = Fingerprint(1 << 100);
     const B: Fingerprint = Fingerprint((1 << 100) | 2);
 
+    fn begin(
+        watches: &mut Watches,
+        connection: Connection,
+        key: &[u8],
+        print: Fingerprint,
+    ) -> bool {
+        watches.begin(connection, key, print, &OldValue::Missing).is_ok()
+    }
+
+    fn empty() -> Watches {
+        Watches::new(64 << 20)
+    }
+
     fn watching(pairs: &[(Connection, &[u8], Fingerprint)]) -> Watches {
-        let mut watches = Watches::default();
+        let mut watches = empty();
         for (connection, key, print) in pairs {
-            assert!(watches.begin(*connection, key, *print, &OldValue::Missing));
+            assert!(begin(&mut watches, *connection, key, *print));
         }
         watches
     }
@@ -280,7 +342,7 @@ mod tests {
                 && watches.take_conflict(2, 0)
                 && !watches.take_conflict(3, 0)
         );
-        assert_eq!((watches.keys(), watches.connections(), watches.bytes), (1, 1, 1));
+        assert_eq!((watches.keys(), watches.connections(), watches.bytes), (1, 1, WATCH_BYTES + 1));
         watches.end(3);
         assert_eq!((watches.keys(), watches.connections(), watches.bytes), (0, 0, 0));
         assert!(watches.keys.is_empty());
@@ -291,7 +353,7 @@ mod tests {
         let mut watches = watching(&[(1, b"a", A)]);
         watches.end(1);
         watches.touch(A);
-        assert!(watches.begin(1, b"b", B, &OldValue::Missing) && !watches.take_conflict(1, 0));
+        assert!(begin(&mut watches, 1, b"b", B) && !watches.take_conflict(1, 0));
         watches.touch_all();
         assert!(watches.take_conflict(1, 0));
         assert!(
@@ -300,25 +362,68 @@ mod tests {
         );
     }
 
+    fn print(n: usize) -> Fingerprint {
+        Fingerprint((n as u128) << 70)
+    }
+
     #[test]
     fn watches_are_bounded() {
-        let mut watches = Watches::default();
-        let print = |n: usize| Fingerprint((n as u128) << 70);
+        let mut watches = empty();
         for n in 0..CONNECTION_KEYS_MAX {
-            assert!(watches.begin(1, &n.to_le_bytes(), print(n), &OldValue::Missing));
+            assert!(begin(&mut watches, 1, &n.to_le_bytes(), print(n)));
         }
-        assert!(
-            !watches.begin(1, b"more", A, &OldValue::Missing)
-                && watches.begin(1, &7usize.to_le_bytes(), print(7), &OldValue::Missing)
-        );
+        assert!(!begin(&mut watches, 1, b"more", A));
+        assert!(begin(&mut watches, 1, &7usize.to_le_bytes(), print(7)), "it watches it already");
         for connection in 2..=(KEYS_MAX / CONNECTION_KEYS_MAX) as u64 {
             for n in 0..CONNECTION_KEYS_MAX {
-                assert!(watches.begin(connection, &n.to_le_bytes(), print(n), &OldValue::Missing));
+                assert!(begin(&mut watches, connection, &n.to_le_bytes(), print(n)));
             }
         }
-        assert!(!watches.begin(99, b"more", A, &OldValue::Missing));
-        watches.end(1);
-        assert!(watches.begin(99, b"more", A, &OldValue::Missing));
-        assert!(!watches.begin(99, &vec![0; BYTES_MAX], B, &OldValue::Missing));
+        assert_eq!(watches.keys(), KEYS_MAX);
+        assert!(!begin(&mut watches, 99, &[0; 1 << 20], A), "that is more than any other has");
+        assert!(begin(&mut watches, 99, b"more", A));
+        assert_eq!(watches.keys(), KEYS_MAX - CONNECTION_KEYS_MAX + 1);
+    }
+
+    #[test]
+    fn the_connection_with_the_most_watches_loses_them_when_memory_runs_out() {
+        let mut watches = empty();
+        watches.limit(100 * (WATCH_BYTES + 8));
+        let more = |watches: &mut Watches, connection: Connection, some: usize| {
+            let begin = |&n: &usize| begin(watches, connection, &n.to_le_bytes(), print(n));
+            (0..some).take_while(begin).count()
+        };
+        assert_eq!(more(&mut watches, 1, 1000), 100);
+        let refused = watches.begin(1, b"12345678", A, &OldValue::Missing);
+        assert_eq!(refused, Err(NO_MEMORY), "it has the most itself");
+        assert_eq!(more(&mut watches, 2, 40), 40);
+        assert!(watches.take_conflict(1, 0) && !watches.take_conflict(2, 0));
+        // Now two have equal parts, and one with fewer takes from one of them.
+        assert_eq!(more(&mut watches, 3, 1000), 60);
+        assert_eq!(more(&mut watches, 4, 1), 1);
+        assert!(watches.take_conflict(3, 0) && !watches.take_conflict(2, 0));
+        assert_eq!(
+            watches.begin(5, &[0; 100 * WATCH_BYTES], A, &OldValue::Missing),
+            Err(NO_MEMORY)
+        );
+        for connection in 1..=5 {
+            watches.end(connection);
+        }
+        assert_eq!((watches.keys(), watches.bytes), (0, 0));
+        assert!(watches.keys.is_empty());
+    }
+
+    #[test]
+    fn a_conflict_leaves_nothing_of_keys_that_had_expired() {
+        let mut watches = empty();
+        for n in 0..1000usize {
+            assert!(watches.begin(1, &n.to_le_bytes(), print(n), &OldValue::Expired).is_ok());
+        }
+        watches.touch(print(7));
+        assert!(watches.connections[&1].expired.is_empty(), "they were once kept without a bound");
+        assert_eq!((watches.keys(), watches.bytes), (0, 0));
+        assert!(watches.begin(1, b"a", A, &OldValue::Expired).is_ok());
+        watches.touch_all();
+        assert!(watches.take_conflict(1, 0));
     }
 }

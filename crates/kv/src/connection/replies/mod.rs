@@ -167,6 +167,15 @@ impl Replies {
         true
     }
 
+    /// Whether [`Replies::reserve`] will succeed; it must be tried next.
+    pub fn may_reserve(&self, bytes: usize) -> bool {
+        let may = self.admit(bytes);
+        if may {
+            self.state.room.give_back(&self.client, bytes);
+        }
+        may
+    }
+
     fn share_of(&self, bytes: usize) -> Share {
         let mut share = self.state.unsent_bytes.share();
         share.set(bytes);
