@@ -348,7 +348,7 @@ impl WriteState {
         let by_logs = log_ns
             .map(|ns| controller::rate_into_last_memtable(room, bytes * 1e9 / ns.max(1) as f64));
         let by_blobs =
-            controller::rate(self.blob_gc.space.pressure(), self.paces.blobs.get().rate());
+            controller::rate_by_space(self.blob_gc.space.pressure(), self.paces.blobs.get().rate());
         let share = self.paces.table_share.get();
         let by_tables =
             [by_merges, by_flushes, by_logs].into_iter().flatten().map(|rate| rate / share);

@@ -23,9 +23,10 @@
 //! collection frees space. The lower rate of the two applies.
 //!
 //! The rate is unlimited below pressure ¼; twice the drain at ¼; and the drain at ½, linear in
-//! between. Above, it falls with the square of what is left to 1. So a load above what the database
-//! can take settles at pressure ½, with a short level 0, and no write ever waits for a whole merge:
-//! each group is delayed by as much as its bytes take at the rate, at most [`DELAY_MAX_NS`].
+//! between. Above, it falls with the square of what is left to 1; for blob files linearly, to a
+//! quarter of the drain at 1. So a load above what the database can take settles at pressure ½,
+//! with a short level 0, and no write ever waits for a whole merge: each group is delayed by as
+//! much as its bytes take at the rate, at most [`DELAY_MAX_NS`].
 //!
 //! The square is for a drain that falls faster than its measure follows, because the disk or
 //! another program holds a merge up: the last files of level 0 are left to few, late groups
@@ -213,17 +214,29 @@ impl Drain {
     }
 }
 
-/// The rate of writes in bytes per second at a pressure; `None` for no limit.
+/// The rate of writes in bytes per second at a pressure of merges; `None` for no limit.
 pub(crate) fn rate(pressure: f64, drain: f64) -> Option<f64> {
+    limited(pressure, drain, |left| left.powi(2).max(PART_MIN))
+}
+
+/// The same at a pressure of the space of blob files. Space is freed by whole files, so pressure is
+/// high for much of the time while garbage is collected: a square would stop what can go on.
+pub(crate) fn rate_by_space(pressure: f64, drain: f64) -> Option<f64> {
+    limited(pressure, drain, |left| 0.25 + 0.75 * left)
+}
+
+/// The rate at a pressure. Above [`SETTLED`] `part` of the drain is admitted, by what is left to
+/// pressure 1, from 1 to 0.
+fn limited(pressure: f64, drain: f64, part: impl Fn(f64) -> f64) -> Option<f64> {
     if pressure < LIMITED {
         return None;
     }
     let part = if pressure <= SETTLED {
         2.0 - (pressure - LIMITED) / (SETTLED - LIMITED)
     } else {
-        ((1.0 - pressure) / (1.0 - SETTLED)).powi(2)
+        part((1.0 - pressure.min(1.0)) / (1.0 - SETTLED))
     };
-    Some(drain * part.max(PART_MIN))
+    Some(drain * part)
 }
 
 /// The part of background work's share of the disk that merges have in any case. An overload
@@ -338,6 +351,8 @@ mod tests {
         assert_eq!(rate(0.5, 100.0), Some(100.0));
         assert_eq!(rate(0.75, 100.0), Some(25.0));
         assert_eq!(rate(1.0, 100.0), Some(1.0));
+        let by_space = [0.2, 0.5, 0.75, 1.0].map(|pressure| rate_by_space(pressure, 100.0));
+        assert_eq!(by_space, [None, Some(100.0), Some(62.5), Some(25.0)]);
         assert!(rate_into_last_memtable(0.5, 100.0) > rate_into_last_memtable(0.2, 100.0));
     }
 
