@@ -341,7 +341,7 @@ impl Connection {
                 return Poll::Ready(false);
             }
             let waits_for_client = sending.is_some() || receiving.is_some();
-            let mut moved = self.poll_replies(cx, waits_for_client);
+            let mut moved = self.poll_replies(cx);
             if let Some(sent) = finish(sending, cx) {
                 if self.sent(sent).is_err() {
                     return Poll::Ready(false);
@@ -354,6 +354,9 @@ impl Connection {
                 }
                 moved = true;
             }
+            // After what has arrived is counted: a busy core may find both at the same time.
+            let sends = self.client.sends.get();
+            moved |= self.pace.poll(cx, &self.state.core, &self.large, sends, waits_for_client);
             moved |= fired(&mut self.pause, cx);
             if fired(&mut self.half_closed, cx) {
                 return Poll::Ready(false);
@@ -372,7 +375,7 @@ impl Connection {
 
     /// Collects replies, and asks again for the room that the connection waits for; true when
     /// something has changed.
-    fn poll_replies(&mut self, cx: &mut Context<'_>, waits_for_client: bool) -> bool {
+    fn poll_replies(&mut self, cx: &mut Context<'_>) -> bool {
         let mut moved = self.session.replies.collect(cx);
         moved |= self.session.has_got_room();
         moved |= self.session.has_pushes(self.is_caught_up());
@@ -385,8 +388,7 @@ impl Connection {
             self.state.count(|stats| stats.slow_closed += closed);
             moved = true;
         }
-        let sends = self.client.sends.get();
-        moved | self.pace.poll(cx, &self.state.core, &self.large, sends, waits_for_client)
+        moved
     }
 
     /// A send has finished.
