@@ -174,9 +174,12 @@ def test_redis_py_caches_and_hears_of_writes(node):
         assert reads == 1, "the others came from its cache"
         for n in range(200):
             writer.set("a", n)
+            # The message is queued now, and is sent before the next reply.
+            reader.ping()
             assert reader.get("a") == str(n).encode()
             assert reader.mget("a", "b")[0] == str(n).encode()
         writer.flushall()
+        reader.ping()
         assert reader.get("a") is None
 
 
