@@ -475,6 +475,11 @@ const LOOK: Duration = Duration::from_secs(1);
 /// It waits so long for what another read finds, which may have given up.
 const LOOK_ASKING: Duration = Duration::from_millis(100);
 
+/// How long a read waits before it takes itself for stuck.
+fn look_time(recogniser: &Recogniser) -> Duration {
+    if recogniser.is_fetching() { LOOK } else { LOOK_ASKING }
+}
+
 impl Ahead {
     fn recogniser(&self) -> MutexGuard<'_, Recogniser> {
         let mut recogniser = self.recogniser.lock().unwrap_or_else(PoisonError::into_inner);
@@ -578,7 +583,7 @@ impl Cache {
             }
             recogniser = ahead.recogniser();
             if looks == ahead.looks.load(Ordering::Acquire) {
-                let look = if recogniser.is_fetching() { LOOK } else { LOOK_ASKING };
+                let look = look_time(&recogniser);
                 let waited = ahead.changed.wait_timeout(recogniser, look);
                 let (again, waited) = waited.unwrap_or_else(PoisonError::into_inner);
                 (recogniser, is_stuck) = (again, waited.timed_out());
@@ -600,11 +605,10 @@ impl Cache {
         let found = loop {
             // It is told of what changes from now on.
             let changed = ahead.notify.notified();
-            let (is_coming, is_fetching) = {
+            let (is_coming, look) = {
                 let recogniser = ahead.recogniser();
-                (recogniser.is_coming(stretch), recogniser.is_fetching())
+                (recogniser.is_coming(stretch), look_time(&recogniser))
             };
-            let look = if is_fetching { LOOK } else { LOOK_ASKING };
             let now = Instant::now();
             match self.get_again(key, now) {
                 Lookup::Hit(value) => break Some(value),
