@@ -3,12 +3,12 @@
 //! before it waited. The server is an empty node that keeps values of 1 KiB in blob files. With
 //! `cut`, connections are cut again and again.
 
+mod readers;
+
 use std::collections::VecDeque;
-use std::io::{Read, Write};
-use std::net::TcpStream;
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use client::{CacheStats, Client, ErrorKind, Options, Result, blocking};
 
@@ -164,19 +164,11 @@ fn run(address: &str, cuts: bool) {
     let world = &World { address, acknowledged, over: AtomicBool::new(false) };
     std::thread::scope(|scope| {
         scope.spawn(|| world.writer(7));
-        let readers: Vec<_> =
+        let threads: Vec<_> =
             (0..4).map(|own| scope.spawn(move || world.reader(own % 2 == 1, own))).collect();
-        let mut admin = TcpStream::connect(address).expect("it connects");
-        let began = Instant::now();
-        while began.elapsed() < TIME {
-            std::thread::sleep(Duration::from_millis(70));
-            if cuts {
-                admin.write_all(b"CLIENT KILL TYPE normal SKIPME yes\r\n").expect("it is open");
-                let _ = admin.read(&mut [0; 64]).expect("it is open");
-            }
-        }
+        readers::let_run(address, TIME, Duration::from_millis(70), cuts);
         world.over.store(true, Ordering::Relaxed);
-        for reader in readers {
+        for reader in threads {
             let stats = reader.join().expect("the reader has seen nothing old");
             println!("{stats:?}");
             assert!(stats.stretches > 0 && stats.values_ahead_used > 0, "it has not read ahead");
@@ -186,15 +178,5 @@ fn run(address: &str, cuts: bool) {
 }
 
 fn main() -> ExitCode {
-    let words: Vec<String> = std::env::args().skip(1).collect();
-    match words.first() {
-        Some(address) => {
-            run(address, words.get(1).is_some());
-            ExitCode::SUCCESS
-        }
-        None => {
-            eprintln!("usage: ahead ADDRESS [cut]");
-            ExitCode::FAILURE
-        }
-    }
+    readers::start("ahead", run)
 }

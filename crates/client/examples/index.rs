@@ -3,8 +3,8 @@
 //! after what it has seen, written or waited for. The server is an empty node. With `cut`,
 //! connections are cut again and again.
 
-use std::io::{Read, Write};
-use std::net::TcpStream;
+mod readers;
+
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -195,19 +195,11 @@ fn run(address: &str, cuts: bool) {
     let world = &World { address, keys, over: AtomicBool::new(false) };
     std::thread::scope(|scope| {
         scope.spawn(|| world.writer(7));
-        let readers: Vec<_> =
+        let threads: Vec<_> =
             (0..READERS).map(|own| scope.spawn(move || world.reader(own % 2 == 1, own))).collect();
-        let mut admin = TcpStream::connect(address).expect("it connects");
-        let began = Instant::now();
-        while began.elapsed() < TIME {
-            std::thread::sleep(Duration::from_millis(300));
-            if cuts {
-                admin.write_all(b"CLIENT KILL TYPE normal SKIPME yes\r\n").expect("it is open");
-                let _ = admin.read(&mut [0; 64]).expect("it is open");
-            }
-        }
+        readers::let_run(address, TIME, Duration::from_millis(300), cuts);
         world.over.store(true, Ordering::Relaxed);
-        for reader in readers {
+        for reader in threads {
             let stats = reader.join().expect("the reader has seen nothing old");
             println!("{stats:?}");
             assert!(stats.index_answers > 100 && stats.index_loads > 1, "it has no index");
@@ -217,15 +209,5 @@ fn run(address: &str, cuts: bool) {
 }
 
 fn main() -> ExitCode {
-    let words: Vec<String> = std::env::args().skip(1).collect();
-    match words.first() {
-        Some(address) => {
-            run(address, words.get(1).is_some());
-            ExitCode::SUCCESS
-        }
-        None => {
-            eprintln!("usage: index ADDRESS [cut]");
-            ExitCode::FAILURE
-        }
-    }
+    readers::start("index", run)
 }
