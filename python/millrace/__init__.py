@@ -53,12 +53,14 @@ from ._native import (
     WriteBatch,
 )
 from ._options import ConnectOptions, OpenOptions
+from ._stats import CacheStats
 
 if TYPE_CHECKING:
     from typing import Unpack
 
 __all__ = [
     "BusyError",
+    "CacheStats",
     "Client",
     "ClientBatch",
     "ClientTransaction",

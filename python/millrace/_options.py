@@ -51,6 +51,14 @@ class ConnectOptions(TypedDict, total=False):
     """Caches what is read in at most this many bytes, and the server keeps it coherent; 0, the default, is no cache."""
     staleness_max: float
     """How long a cached value may be served while the server is not heard of; 3 by default."""
+    read_ahead: int
+    """Fetches into the cache what was written before and after a value that is read, in up to this many bytes at once,
+    if the program reads in about the order in which it has written; 0, the default, is no read-ahead, and 10 MiB is good
+    for most. It needs a cache of at least 2 MiB and a Millrace node that keeps values in blob files."""
+    index: int
+    """Keeps the hashes of all keys of the database in at most this many bytes, 5 to 8 for a key, so that reads of keys
+    that do not exist need no round trip; 0, the default, is no index. It needs a cache and a Millrace node. It is loaded
+    in the background."""
     reply_bytes_max: int
     """The longest reply that is accepted, in bytes; 1 GiB by default."""
     tls: bool

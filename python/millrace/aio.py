@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar, cast, o
 from . import _native
 from ._native import ClientBatch, WriteBatch
 from ._options import ConnectOptions, OpenOptions
+from ._stats import CacheStats
 
 if TYPE_CHECKING:
     from typing import Unpack
@@ -471,9 +472,9 @@ class Client:
         """After this, no read returns a cached value older than the call."""
         await self._raw.wait_coherent()
 
-    def cache_stats(self) -> dict[str, int]:
-        """The cache's counts; all 0 without a cache."""
-        return cast("dict[str, int]", self._raw.cache_stats())
+    def cache_stats(self) -> CacheStats:
+        """The counts of the cache, its read-ahead and its index; all 0 without a cache."""
+        return cast(CacheStats, self._raw.cache_stats())
 
     def close(self) -> None:
         """Ends the client: later calls raise ClosedError. Those under way go on."""

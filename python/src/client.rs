@@ -40,8 +40,8 @@ pub struct Client {
 /// Connects to a server.
 #[pyfunction]
 #[pyo3(signature = (address, waits, *, user=None, password=None, database=None, timeout=None,
-    connect_timeout=None, retry=None, cache=None, staleness_max=None, reply_bytes_max=None,
-    tls=false, tls_authority=None, tls_certificate=None, tls_key=None, tls_server_name=None))]
+    connect_timeout=None, retry=None, cache=None, staleness_max=None, read_ahead=None, index=None,
+    reply_bytes_max=None, tls=false, tls_authority=None, tls_certificate=None, tls_key=None, tls_server_name=None))]
 #[expect(clippy::too_many_arguments, reason = "they are keywords in Python")]
 pub fn connect(
     py: Python<'_>,
@@ -55,6 +55,8 @@ pub fn connect(
     retry: Option<bool>,
     cache: Option<usize>,
     staleness_max: Option<f64>,
+    read_ahead: Option<usize>,
+    index: Option<usize>,
     reply_bytes_max: Option<usize>,
     tls: bool,
     tls_authority: Option<PathBuf>,
@@ -86,6 +88,12 @@ pub fn connect(
     }
     if let Some(time) = staleness_max {
         options = options.staleness_max(seconds(py, "staleness_max", time)?);
+    }
+    if let Some(bytes) = read_ahead {
+        options = options.read_ahead(bytes);
+    }
+    if let Some(bytes) = index {
+        options = options.index(bytes);
     }
     if let Some(bytes) = reply_bytes_max {
         options = options.reply_bytes_max(bytes);
@@ -267,7 +275,8 @@ impl Client {
         }
     }
 
-    /// The cache's counts; all 0 without a cache.
+    /// The counts of the cache, its read-ahead and its index; all 0 without a cache. `CacheStats`
+    /// has their names.
     fn cache_stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let stats = match self.kind(py)? {
             Kind::Blocking(client) => client.cache_stats(),
@@ -281,6 +290,16 @@ impl Client {
         counts.set_item("entries", stats.entries)?;
         counts.set_item("bytes_cached", stats.bytes_cached)?;
         counts.set_item("bytes_used", stats.bytes_used)?;
+        counts.set_item("round_trips", stats.round_trips)?;
+        counts.set_item("stretches", stats.stretches)?;
+        counts.set_item("values_ahead", stats.values_ahead)?;
+        counts.set_item("values_ahead_used", stats.values_ahead_used)?;
+        counts.set_item("index_is_whole", stats.index_is_whole)?;
+        counts.set_item("index_keys", stats.index_keys)?;
+        counts.set_item("index_bytes", stats.index_bytes)?;
+        counts.set_item("index_answers", stats.index_answers)?;
+        counts.set_item("index_loads", stats.index_loads)?;
+        counts.set_item("index_load_time", stats.index_load_time.as_secs_f64())?;
         Ok(counts)
     }
 

@@ -1,8 +1,11 @@
 """Clients, of a node and of redis-server."""
 
 import asyncio
+import re
+import socket
 import subprocess
 import threading
+import time
 
 import conftest
 import millrace
@@ -120,6 +123,120 @@ def test_a_cache_is_kept_coherent(redis):
             assert client.cache_stats()["misses"] == 1
 
     asyncio.run(main())
+
+
+def calls(admin, command):
+    """How often the server was asked so: its own count. Those of `admin` count, too."""
+    with socket.create_connection(("127.0.0.1", admin.port), 10) as connection, connection.makefile("rb") as replies:
+        connection.sendall(b"INFO commandstats\r\n")
+        text = replies.read(int(replies.readline()[1:])).decode()
+    found = re.search(rf"^cmdstat_{command}:calls=(\d+)", text, re.M)
+    return int(found.group(1)) if found else 0
+
+
+def wait_for_index(client):
+    deadline = time.monotonic() + 60
+    while not client.cache_stats()["index_is_whole"]:
+        assert time.monotonic() < deadline, client.cache_stats()
+        time.sleep(0.01)
+
+
+def test_with_an_index_a_key_that_does_not_exist_is_no_round_trip(node):
+    with millrace.connect(node.address) as other:
+        batch = millrace.ClientBatch()
+        for n in range(1000):
+            batch.set(b"there %d" % n, b"v")
+        other.write(batch)
+        with millrace.connect(node.address, cache=1 << 20, index=1 << 20) as client:
+            wait_for_index(client)
+            before = calls(node, "get") + calls(node, "mget")
+            assert all(client.get(b"none %d" % n) is None for n in range(1000))
+            assert client.multi_get([b"none at all", b"none either"]) == [None, None]
+            assert calls(node, "get") + calls(node, "mget") == before
+            stats = client.cache_stats()
+            assert stats["index_answers"] == 1002 and stats["round_trips"] == stats["misses"] == 0
+            assert stats["index_keys"] == 1000 and stats["index_loads"] == 1
+            assert 0 < stats["index_bytes"] <= 1 << 20 and stats["index_load_time"] > 0
+            # What others make is there.
+            other[b"none 7"] = b"made"
+            client.wait_coherent()
+            assert client.get(b"none 7") == b"made" and client.get(b"there 7") == b"v"
+            assert calls(node, "get") == before + 2
+
+
+def test_with_an_index_a_key_that_does_not_exist_is_no_round_trip_for_tasks(node):
+    async def main():
+        async with millrace.aio.connect(node.address, cache=1 << 20, index=1 << 20) as client:
+            await client.set(b"there", b"v")
+            while not client.cache_stats()["index_is_whole"]:
+                await asyncio.sleep(0.01)
+            assert await asyncio.gather(*(client.get(b"none %d" % n) for n in range(100))) == [None] * 100
+            assert calls(node, "get") == 0 and client.cache_stats()["index_answers"] == 100
+            assert await client.get(b"there") == b"v" and calls(node, "get") == 1
+
+    asyncio.run(asyncio.wait_for(main(), 60))
+
+
+def fill_in_order(client, count):
+    """Sets keys one after the other; their values are in blob files, but for some of the first."""
+    for first in range(0, count, 100):
+        batch = millrace.ClientBatch()
+        for n in range(first, first + 100):
+            batch.set(b"in order %d" % n, b"%4000d" % n)
+        client.write(batch)
+
+
+@pytest.fixture
+def node_with_blobs(tmp_path):
+    with conftest.start_node(tmp_path, "--blob-min", "1K") as server:
+        yield server
+
+
+AHEAD = {"cache": 64 << 20, "read_ahead": 2 << 20}
+
+
+def test_with_read_ahead_reads_in_the_order_of_the_writes_are_few_round_trips(node_with_blobs):
+    node = node_with_blobs
+    with millrace.connect(node.address, **AHEAD) as client:
+        fill_in_order(client, 5000)
+        for n in range(1000, 5000):
+            assert client.get(b"in order %d" % n) == b"%4000d" % n
+        stats = client.cache_stats()
+        assert stats["stretches"] > 0 and stats["values_ahead_used"] > 3000
+        assert stats["round_trips"] < 400, stats
+        # Each of these is the value alone, or its place, too.
+        assert calls(node, "get") + calls(node, r"mr\.get") < 400
+        assert calls(node, r"mr\.stretch") > 0
+
+
+def test_with_read_ahead_reads_in_the_order_of_the_writes_are_few_round_trips_for_tasks(node_with_blobs):
+    async def main():
+        async with millrace.aio.connect(node_with_blobs.address, **AHEAD) as client:
+            await asyncio.to_thread(fill)
+            for n in range(1000, 5000):
+                assert await client.get(b"in order %d" % n) == b"%4000d" % n
+            stats = client.cache_stats()
+            assert stats["stretches"] > 0 and stats["round_trips"] < 400, stats
+
+    def fill():
+        with millrace.connect(node_with_blobs.address) as client:
+            fill_in_order(client, 5000)
+
+    asyncio.run(asyncio.wait_for(main(), 60))
+
+
+def test_read_ahead_and_an_index_on_a_redis_server_are_plain_reads(redis):
+    with millrace.connect(redis.address, **AHEAD, index=1 << 20) as client:
+        client[b"k"] = b"v"
+        assert client.get(b"k") == b"v" and client.get(b"none") is None
+        stats = client.cache_stats()
+        assert (stats["misses"], stats["stretches"], stats["index_is_whole"], stats["index_loads"]) == (2, 0, False, 0)
+
+
+@pytest.mark.parametrize("options", [{"read_ahead": 1 << 20}, {"index": 1 << 20}, {"cache": 4 << 20, "index": 1}])
+def test_read_ahead_and_an_index_without_room_are_refused(options):
+    with pytest.raises(millrace.InvalidOptionError, match=[*options][-1]):
+        millrace.connect("127.0.0.1:1", **options)
 
 
 def test_threads_share_a_client(node):

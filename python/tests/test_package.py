@@ -36,6 +36,12 @@ async def main() -> None:
             reveal_type(transaction)
     async with millrace.aio.connect("127.0.0.1:6379", cache=1 << 20) as client:
         reveal_type(await client.delete(b"k"))
+        reveal_type(client.cache_stats()["index_is_whole"])
+
+with millrace.connect("127.0.0.1:6379", cache=4 << 20, read_ahead=1 << 20, index=1 << 20) as client2:
+    stats: millrace.CacheStats = client2.cache_stats()
+    reveal_type(stats["index_load_time"])
+millrace.connect("127.0.0.1:6379", read_ahead="1M")  # type: ignore[arg-type]
 
 with millrace.open("db", memory=1 << 30) as db2:
     reveal_type(db2.get(b"k", 0))
@@ -49,7 +55,17 @@ with millrace.open("db", memory=1 << 30) as db2:
     assert done.returncode == 0, done.stdout + done.stderr
     revealed = re.findall(r'Revealed type is "(.*)"', done.stdout)
     simple = [text.replace("builtins.", "") for text in revealed]
-    assert simple == ["bytes | None", "bytes", "millrace.aio.Transaction", "bool", "bytes | int", "bytes"]
+    expected = ["bytes | None", "bytes", "millrace.aio.Transaction", "bool", "bool", "float", "bytes | int", "bytes"]
+    assert simple == expected
+
+
+def test_the_client_has_all_options_and_counts_of_the_one_in_rust():
+    source = conftest.ROOT / "crates" / "client" / "src"
+    options = set(re.findall(r"pub fn (\w+)\(mut self", (source / "options.rs").read_text()))
+    names = millrace.ConnectOptions.__annotations__.keys()
+    assert {name for name in names if not name.startswith("tls_")} == options
+    counts = re.search(r"pub struct CacheStats \{(.*?)^\}", (source / "cache" / "mod.rs").read_text(), re.M | re.S)
+    assert millrace.CacheStats.__annotations__.keys() == set(re.findall(r"pub (\w+):", counts.group(1)))
 
 
 @pytest.mark.parametrize("module", [millrace, millrace.aio])
@@ -84,7 +100,7 @@ def test_the_examples_of_the_documentation_run(tmp_path, example):
     with conftest.start_node(tmp_path, "--password-file", secret) as server:
         text = example.replace("/tmp/example.db", str(tmp_path / "example.db"))
         text = text.replace("10.0.0.1:6379", server.address)
-        done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=60)
+        done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=60, cwd=tmp_path)
         assert done.returncode == 0, done.stderr
 
 
