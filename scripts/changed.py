@@ -51,6 +51,9 @@ def main():
             others.add("python")
         elif parts[:2] == ("e2e", "clients"):
             tests.add("e2e/test_clients.py")
+        elif file == "e2e/two_machines.py":
+            tests.add("e2e/test_two_machines.py")
+            others.add("python")
         elif parts[0] == "e2e":
             is_test = parts[-1].startswith("test_") and pathlib.Path(file).exists()
             tests.add(file if is_test else "all")
