@@ -5,7 +5,7 @@ use std::ops::Bound;
 use resp::Reply;
 
 use crate::bounds::word;
-use crate::cache::{CHUNK_BYTES, Cache, Fetch, PAGE_KEYS, Page, Place, Ticket};
+use crate::cache::{CHUNK_BYTES, Cache, Fetch, Page, Place, Ticket};
 use crate::error::{Error, ErrorKind, Result};
 
 /// Words of one command. Below the limit of any server, and few enough to be read at once.
@@ -89,7 +89,7 @@ impl Command {
 
     /// Asks for a page of the index.
     pub fn page(page: Page) -> Command {
-        let (seed, count) = (page.seed.to_string(), PAGE_KEYS.to_string());
+        let (seed, count) = (page.seed.to_string(), page.keys_max.to_string());
         let mut args: Vec<&[u8]> = vec![b"MR.INDEX", seed.as_bytes(), b"COUNT", count.as_bytes()];
         if let Some(after) = &page.after {
             args.extend([&b"AFTER"[..], after]);

@@ -72,8 +72,12 @@ mod bounds;
 mod cache;
 mod command;
 mod error;
+mod mutant;
 mod options;
 mod seal;
+#[cfg(feature = "testing")]
+#[doc(hidden)]
+pub mod simulated;
 mod tls;
 mod wire;
 
@@ -83,5 +87,8 @@ pub use bounds::KeyRange;
 pub use cache::CacheStats;
 pub use command::Entry;
 pub use error::{Error, ErrorKind, Result};
+#[cfg(feature = "mutants")]
+#[doc(hidden)]
+pub use mutant::{Mutant, set_mutant};
 pub use options::Options;
 pub use tls::Tls;

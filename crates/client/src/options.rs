@@ -187,7 +187,7 @@ impl Options {
         crate::blocking::Client::start(self.checked(address)?)
     }
 
-    fn checked(mut self, address: &str) -> Result<Target> {
+    pub(crate) fn checked(mut self, address: &str) -> Result<Target> {
         let address = self.parse(address)?;
         for (name, time) in [
             ("timeout", self.timeout),

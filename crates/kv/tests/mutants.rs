@@ -5,7 +5,9 @@
 #[path = "integration/stage/mod.rs"]
 mod stage;
 
+use client::Mutant;
 use stage::expiry::{expiry, short_expiry};
+use stage::index::index;
 use stage::tracking::tracking;
 use stage::transactions::transactions;
 
@@ -14,6 +16,23 @@ fn each_fault_is_caught() {
     transactions_are_judged();
     tracking_is_judged();
     expiry_is_judged();
+    the_index_of_clients_is_judged();
+}
+
+fn the_index_of_clients_is_judged() {
+    for mutant in [
+        Mutant::TracksAfterTheFirstPage,
+        Mutant::TheIndexOutlivesTheLink,
+        Mutant::WritesDuringALoadAreNotAdded,
+        Mutant::PagesOfEarlierLoadsCount,
+        Mutant::AnswersBeforeItIsWhole,
+        Mutant::TheIndexHasNoLease,
+    ] {
+        client::set_mutant(mutant);
+        let caught = (0..200).any(|seed| index(seed).violation.is_some());
+        assert!(caught, "the mutant {mutant:?} was not caught");
+    }
+    client::set_mutant(Mutant::None);
 }
 
 fn expiry_is_judged() {

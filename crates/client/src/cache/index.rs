@@ -32,6 +32,8 @@ use std::time::{Duration, Instant};
 use resp::Reply;
 use twox_hash::XxHash3_64;
 
+use crate::mutant::{Mutant, is};
+
 const PARTS: usize = 256;
 /// The first length of a part.
 const PART_MIN: usize = 16;
@@ -40,7 +42,7 @@ const FREE: u32 = 0;
 /// Bytes of a hash on the wire.
 const HASH_BYTES: usize = 8;
 /// Keys of one page.
-pub(crate) const PAGE_KEYS: usize = 32 << 10;
+const PAGE_KEYS: usize = 32 << 10;
 /// The smallest limit, in bytes.
 pub(crate) const INDEX_BYTES_MIN: usize = 64 << 10;
 /// The pause after the keys did not fit, or the server has refused.
@@ -100,6 +102,8 @@ impl Part {
 pub(crate) struct Page {
     generation: u64,
     pub seed: i64,
+    /// It has at most so many keys.
+    pub keys_max: usize,
     /// The key after which it begins; `None` for the first one.
     pub after: Option<Vec<u8>>,
 }
@@ -140,6 +144,7 @@ pub(super) struct Index {
     state: AtomicU8,
     loading: Mutex<Loading>,
     seed: u64,
+    page_keys: usize,
     secret: [u64; 2],
     keys: AtomicUsize,
     bytes: AtomicUsize,
@@ -160,12 +165,20 @@ impl Index {
             state: AtomicU8::new(ABSENT),
             loading: Mutex::default(),
             seed: random.hash_one(0),
+            page_keys: PAGE_KEYS,
             secret: [random.hash_one(1), random.hash_one(2) | 1],
             keys: AtomicUsize::new(0),
             bytes: AtomicUsize::new(0),
             bytes_max,
             answers: AtomicU64::new(0),
         }
+    }
+
+    /// The same with pages of so many keys and, so that a simulation can be repeated, with a known
+    /// seed.
+    #[cfg(feature = "testing")]
+    pub fn simulated(bytes_max: usize, page_keys: usize) -> Index {
+        Index { seed: 1, page_keys, ..Index::new(bytes_max) }
     }
 
     fn loading(&self) -> MutexGuard<'_, Loading> {
@@ -187,12 +200,13 @@ impl Index {
 
     /// Whether it is certain that there is no such key, as of the last message of the server.
     pub fn lacks(&self, key: &[u8]) -> bool {
-        if self.state.load(Ordering::Acquire) != WHOLE {
+        if self.state.load(Ordering::Acquire) != WHOLE && !is(Mutant::AnswersBeforeItIsWhole) {
             return false;
         }
         let (part, hash) = self.split(self.hash(key));
         // Again, under the lock: the parts are emptied after it has changed.
-        let lacks = self.state.load(Ordering::Acquire) == WHOLE && !part.has(hash);
+        let is_whole = self.state.load(Ordering::Acquire) == WHOLE;
+        let lacks = (is_whole || is(Mutant::AnswersBeforeItIsWhole)) && !part.has(hash);
         if lacks {
             self.answers.fetch_add(1, Ordering::Relaxed);
         }
@@ -201,6 +215,9 @@ impl Index {
 
     /// A key was written: nothing is known of it any more.
     pub fn add(&self, key: &[u8]) {
+        if is(Mutant::WritesDuringALoadAreNotAdded) && !self.stats().is_whole {
+            return;
+        }
         // The pages of a load that begins later see the write.
         if self.state.load(Ordering::Acquire) != ABSENT && self.insert(self.hash(key)).is_err() {
             self.drop_for(&mut self.loading(), Some(REFUSED));
@@ -292,12 +309,15 @@ impl Index {
         }
         loading.is_asked = true;
         let (generation, after) = (loading.generation, loading.after.take());
-        Some(Page { generation, seed: self.seed.cast_signed(), after })
+        Some(Page { generation, seed: self.seed.cast_signed(), keys_max: self.page_keys, after })
     }
 
     /// A page has arrived on the link.
     pub fn arrived(&self, page: &Page, reply: &Reply) {
-        if self.loading().generation != page.generation {
+        let is_late = |loading: &Loading| {
+            loading.generation != page.generation && !is(Mutant::PagesOfEarlierLoadsCount)
+        };
+        if is_late(&self.loading()) {
             return;
         }
         let added = parse(page, reply).and_then(|(after, hashes)| {
@@ -308,7 +328,7 @@ impl Index {
         });
         let mut loading = self.loading();
         // It may have been dropped meanwhile.
-        if loading.generation != page.generation {
+        if is_late(&loading) {
             return;
         }
         let Some((after, count)) = added else {
@@ -352,7 +372,7 @@ fn parse<'a>(page: &Page, reply: &'a Reply) -> Option<(Option<Vec<u8>>, &'a [u8]
         _ => return None,
     };
     let has_length =
-        hashes.len().is_multiple_of(HASH_BYTES) && hashes.len() <= PAGE_KEYS * HASH_BYTES;
+        hashes.len().is_multiple_of(HASH_BYTES) && hashes.len() <= page.keys_max * HASH_BYTES;
     // Another page follows only one with keys, and after another key.
     let advances = after.is_none() || !hashes.is_empty() && after != page.after;
     (has_length && advances).then_some((after, hashes))

@@ -42,12 +42,13 @@ use resp::Reply;
 
 use tokio::sync::Notify;
 
+use crate::mutant::{Mutant, is};
 use crate::options::Options;
 
 use self::ahead::{Arrival, Mood, Recogniser};
 pub(crate) use self::ahead::{CHUNK_BYTES, Chunk, Place, Turn, WAITS_MAX};
 use self::index::Index;
-pub(crate) use self::index::{INDEX_BYTES_MIN, PAGE_KEYS, Page};
+pub(crate) use self::index::{INDEX_BYTES_MIN, Page};
 use self::store::{Found, Store};
 
 /// Groups of keys in each shard, whose tickets become bad together.
@@ -259,6 +260,15 @@ impl Cache {
         Some(cache)
     }
 
+    /// The same with an index that a simulation can repeat, whose pages have so many keys.
+    #[cfg(feature = "testing")]
+    pub fn simulated(options: &Options, page_keys: usize) -> Option<Cache> {
+        let mut cache = Cache::of(options)?;
+        cache.index =
+            (options.index_bytes > 0).then(|| Index::simulated(options.index_bytes, page_keys));
+        Some(cache)
+    }
+
     fn shard(&self, hash: u64) -> MutexGuard<'_, Shard> {
         let shard = (hash as u32 >> 8) as usize % self.shards.len();
         // A thread can only panic between two operations of the store, not within one.
@@ -328,7 +338,7 @@ impl Cache {
         }
         drop(shard);
         if let Some(index) = &self.index
-            && self.is_serving(now)
+            && (self.is_serving(now) || is(Mutant::TheIndexHasNoLease))
             && index.lacks(key)
         {
             return Lookup::Hit(None);
@@ -363,14 +373,18 @@ impl Cache {
 
     /// Forgets everything.
     pub fn clear(&self) {
+        self.clear_values();
+        if let Some(index) = &self.index {
+            index.clear();
+        }
+    }
+
+    fn clear_values(&self) {
         self.clears.fetch_add(1, Ordering::Relaxed);
         for shard in &self.shards {
             let mut shard = shard.lock().unwrap_or_else(PoisonError::into_inner);
             shard.cleared = self.tick();
             shard.store.clear();
-        }
-        if let Some(index) = &self.index {
-            index.clear();
         }
     }
 
@@ -393,7 +407,10 @@ impl Cache {
         self.open.store(false, Ordering::Release);
         self.lease_until_ns.store(0, Ordering::Release);
         self.serve_index(false);
-        self.clear();
+        match is(Mutant::TheIndexOutlivesTheLink) {
+            true => self.clear_values(),
+            false => self.clear(),
+        }
         self.serve_ahead(false);
     }
 

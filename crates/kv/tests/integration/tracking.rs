@@ -1,5 +1,6 @@
 //! Client-side caching in a simulated world.
 
+use crate::stage::index::{IndexOutcome, index};
 use crate::stage::seeds;
 use crate::stage::tracking::{Outcome, tracking};
 
@@ -21,6 +22,23 @@ fn caches_hold_nothing_older_than_acknowledged_writes() {
 }
 
 #[test]
+fn an_index_knows_no_key_as_absent_that_was_made_by_an_acknowledged_write() {
+    let mut sum = IndexOutcome::default();
+    for seed in seeds(40) {
+        let one = index(seed);
+        assert_eq!(one.violation, None, "seed {seed}");
+        sum.answers += one.answers;
+        sum.present += one.present;
+        sum.loads += one.loads;
+        sum.lost += one.lost;
+        sum.killed += one.killed;
+    }
+    let all = [sum.answers, sum.present, sum.loads, sum.lost, sum.killed];
+    assert!(!all.contains(&0) || seeds(40).count() < 40, "{sum:?}");
+}
+
+#[test]
 fn the_same_seed_gives_the_same_outcome() {
     assert_eq!(tracking(5), tracking(5));
+    assert_eq!(index(5).trace, index(5).trace);
 }

@@ -2,6 +2,7 @@
 //! client.
 
 pub mod expiry;
+pub mod index;
 pub mod tracking;
 pub mod transactions;
 
