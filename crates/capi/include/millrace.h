@@ -49,6 +49,7 @@ typedef struct millrace_transaction millrace_transaction;
 typedef struct millrace_queue millrace_queue;
 typedef struct millrace_error millrace_error;
 typedef struct millrace_client millrace_client;
+typedef struct millrace_async_client millrace_async_client;
 typedef struct millrace_client_options millrace_client_options;
 typedef struct millrace_client_batch millrace_client_batch;
 typedef struct millrace_client_transaction millrace_client_transaction;
@@ -659,17 +660,21 @@ void millrace_client_transaction_free(millrace_client_transaction *transaction);
  * tag of the call. When many requests are on their way, some are handed over only by millrace_queue_take(): call it
  * whenever the descriptor is readable.
  *
- * A queue may have operations of several databases. You may close these meanwhile; what has not been done then ends with
- * MILLRACE_CLOSED.
+ * A queue may have operations of several databases and clients. You may close these meanwhile; what has not been done
+ * then ends with MILLRACE_CLOSED, and a write of a client that was on its way with MILLRACE_OUTCOME_UNKNOWN.
  */
 
-/* The end of an operation. `code` is its result, `error` the error, or NULL. `value` is what millrace_get_async() has
- * found. You free both with millrace_completion_free(). */
+/* The end of an operation. `code` is its result, `error` the error, or NULL. `value` is what a get has found. `values`
+ * has what a millrace_async_client_multi_get() has found, in the order of its keys, and `count` their number; otherwise
+ * it is NULL. For a millrace_async_client_delete(), `count` is the number of keys that there were, 0 or 1. You free
+ * everything with millrace_completion_free(). Do not change the fields. */
 typedef struct millrace_completion {
   uint64_t tag;
   millrace_code code;
   millrace_error *error;
   millrace_value value;
+  millrace_value *values;
+  uint64_t count;
 } millrace_completion;
 
 /* Makes a queue for at most `capacity` operations, each counted from its call until its completion is taken. You free
@@ -687,11 +692,12 @@ int millrace_queue_fd(const millrace_queue *queue);
  * was readable. If more are left, the descriptor stays readable. */
 size_t millrace_queue_take(const millrace_queue *queue, millrace_completion *completions, size_t count);
 
-/* Frees the error and the value of a completion, but not the completion itself. */
+/* Frees the error and the values of a completion, but not the completion itself. A second call does nothing. */
 void millrace_completion_free(millrace_completion *completion);
 
-/* The following functions return MILLRACE_BUSY if the queue is full, and MILLRACE_INVALID_ARGUMENT: then nothing has
- * begun, and there will be no completion. All other errors are those of the completion. */
+/* The following functions return MILLRACE_BUSY if the queue is full, MILLRACE_INVALID_ARGUMENT, and those of a client also
+ * MILLRACE_CLOSED in a forked process: then nothing has begun, and there will be no completion. All other errors are
+ * those of the completion. */
 
 /* millrace_get(). */
 millrace_code millrace_get_async(const millrace_db *db, const millrace_family *family, const millrace_queue *queue,
@@ -712,6 +718,50 @@ millrace_code millrace_write_async(const millrace_db *db, const millrace_queue *
 /* millrace_sync(), of what was acknowledged before this call. */
 millrace_code millrace_sync_async(const millrace_db *db, const millrace_queue *queue, uint64_t tag,
                                   millrace_error **error);
+
+/*
+ * A client for completion queues has one connection, which all its operations share: what is asked at the same time goes
+ * out together. Operations that are on their way at the same time may be done in any order. It has a thread, a connection
+ * and a cache of its own, so what it has cached is not in a millrace_client, and the other way round. Its functions return
+ * at once, except those that connect and close.
+ */
+
+/* millrace_client_connect(), which waits. You free *client with millrace_async_client_close(). */
+millrace_code millrace_async_client_connect(const char *address, const millrace_client_options *options,
+                                            millrace_async_client **client, millrace_error **error);
+
+/* Ends the connection and its thread, and frees the client. */
+void millrace_async_client_close(millrace_async_client *client);
+
+/* millrace_client_get(). */
+millrace_code millrace_async_client_get(const millrace_async_client *client, const millrace_queue *queue,
+                                        millrace_slice key, uint64_t tag, millrace_error **error);
+
+/* millrace_client_multi_get(). */
+millrace_code millrace_async_client_multi_get(const millrace_async_client *client, const millrace_queue *queue,
+                                              const millrace_slice *keys, size_t count, uint64_t tag,
+                                              millrace_error **error);
+
+/* millrace_client_set(). */
+millrace_code millrace_async_client_set(const millrace_async_client *client, const millrace_queue *queue,
+                                        millrace_slice key, millrace_slice value, uint64_t tag,
+                                        millrace_error **error);
+
+/* millrace_client_delete(). */
+millrace_code millrace_async_client_delete(const millrace_async_client *client, const millrace_queue *queue,
+                                           millrace_slice key, uint64_t tag, millrace_error **error);
+
+/* millrace_client_write(). The batch is empty afterwards if this returns MILLRACE_OK, and unchanged otherwise. */
+millrace_code millrace_async_client_write(const millrace_async_client *client, const millrace_queue *queue,
+                                          millrace_client_batch *batch, uint64_t tag, millrace_error **error);
+
+/* millrace_client_wait_coherent(), of what was written before this call. */
+millrace_code millrace_async_client_wait_coherent(const millrace_async_client *client, const millrace_queue *queue,
+                                                  uint64_t tag, millrace_error **error);
+
+/* millrace_client_cache_stats(), which does not wait. */
+millrace_code millrace_async_client_cache_stats(const millrace_async_client *client, millrace_cache_stats *stats,
+                                                size_t size, millrace_error **error);
 
 #ifdef __cplusplus
 }

@@ -15,8 +15,16 @@ use std::sync::LazyLock;
 use self::servers::{Certificates, Node, bad_line, nobody, stranger};
 
 const HERE: &str = env!("CARGO_MANIFEST_DIR");
-const PROGRAMS: [&str; 7] =
-    ["basics", "errors", "queue", "threads", "client", "client_errors", "client_threads"];
+const PROGRAMS: [&str; 8] = [
+    "basics",
+    "errors",
+    "queue",
+    "threads",
+    "client",
+    "client_errors",
+    "client_queue",
+    "client_threads",
+];
 
 /// Where the library was installed.
 static PREFIX: LazyLock<PathBuf> = LazyLock::new(|| {
@@ -127,6 +135,14 @@ fn every_mistake_and_fault_of_a_client_has_its_code() {
     let node = Node::start(dir.path(), None);
     let (line, nobody, stranger) = (bad_line(&node.address), nobody(), stranger());
     runs_with("client_errors", dir.path(), &[&node.address, &line, &nobody, &stranger]);
+}
+
+#[test]
+fn operations_of_a_client_complete_through_the_queue() {
+    let dir = tempfile::tempdir().unwrap();
+    let node = Node::start(dir.path(), None);
+    let line = bad_line(&node.address);
+    runs_with("client_queue", dir.path(), &[&node.address, &line, &nobody()]);
 }
 
 #[test]

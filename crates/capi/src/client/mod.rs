@@ -3,6 +3,7 @@
 //! Each kind of handle is one of `millrace::client`. What holds sockets is in a
 //! [`Here`](here::Here), so that a forked child does not disturb its parent's connections.
 
+mod asynchronous;
 mod batch;
 mod here;
 mod options;
@@ -20,6 +21,7 @@ use crate::db::{bounds, fill};
 use crate::error::{Code, ErrorOut, Result, answer, given, or_else};
 use crate::iter::{Iter, PREFIX_FLAGS, RANGE_FLAGS, Source, check_flags, is_reverse, with_flags};
 
+pub use self::asynchronous::*;
 pub use self::batch::*;
 pub use self::options::*;
 pub use self::transaction::*;

@@ -97,7 +97,7 @@ impl Certificates {
 }
 
 /// A line to a server. What a client sends goes on unless it contains `cut`, which ends the
-/// connection, or `stall`, which is swallowed.
+/// connection, or `stall`, from which on everything is swallowed.
 pub fn bad_line(to: &str) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let (address, to) = (listener.local_addr().unwrap().to_string(), to.to_owned());
@@ -117,13 +117,14 @@ pub fn bad_line(to: &str) -> String {
 
 fn carry(mut from: &TcpStream, mut to: &TcpStream) {
     let has = |bytes: &[u8], word: &[u8]| bytes.windows(word.len()).any(|part| part == word);
-    let mut buffer = [0; 65536];
+    let (mut buffer, mut stalls) = ([0; 65536], false);
     while let Ok(count @ 1..) = from.read(&mut buffer) {
         let bytes = &buffer[..count];
         if has(bytes, b"cut") {
             break;
         }
-        if !has(bytes, b"stall") && to.write_all(bytes).is_err() {
+        stalls |= has(bytes, b"stall");
+        if !stalls && to.write_all(bytes).is_err() {
             break;
         }
     }
