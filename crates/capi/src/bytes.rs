@@ -158,9 +158,9 @@ pub(crate) unsafe fn text<'a>(text: *const c_char, name: &str) -> Result<&'a str
 ///
 /// # Safety
 /// The [contract](crate#contract), during `'a`.
-pub(crate) unsafe fn path<'a>(path: *const c_char) -> Result<&'a Path> {
+pub(crate) unsafe fn path<'a>(path: *const c_char, name: &str) -> Result<&'a Path> {
     // SAFETY: the caller's promise is the same.
-    let path = unsafe { c_str(path, "path") }?;
+    let path = unsafe { c_str(path, name) }?;
     Ok(Path::new(OsStr::from_bytes(path.to_bytes())))
 }
 

@@ -84,7 +84,7 @@ pub(crate) unsafe fn fill(
     keys: *const Slice,
     values: *mut MaybeUninit<Value>,
     count: usize,
-    look_up: impl FnOnce(Vec<&[u8]>) -> millrace::Result<Vec<Option<millrace::Value>>>,
+    look_up: impl FnOnce(Vec<&[u8]>) -> Result<Vec<Option<millrace::Value>>>,
 ) -> Result<()> {
     // SAFETY: the caller's promise.
     let values = unsafe { array_out(values, count, "values") }?;
@@ -113,7 +113,7 @@ pub unsafe extern "C" fn millrace_open(
     answer(error, || {
         let db = handle_out(db, "db")?;
         // SAFETY: the caller's promise.
-        let path = unsafe { path(path_text) }?;
+        let path = unsafe { path(path_text, "path") }?;
         let defaults = millrace::Options::new();
         *db = Some(Box::new(Db::open(options.map_or(&defaults, |options| &options.0), path)?));
         Ok(())
@@ -166,7 +166,7 @@ pub unsafe extern "C" fn millrace_multi_get(
     answer(error, || {
         let family = given(db, "db")?.family(family)?;
         // SAFETY: the caller's promise.
-        unsafe { fill(keys, values, count, |keys| family.multi_get(keys)) }
+        unsafe { fill(keys, values, count, |keys| Ok(family.multi_get(keys)?)) }
     })
 }
 
@@ -301,7 +301,7 @@ pub unsafe extern "C" fn millrace_checkpoint(
 ) -> Code {
     answer(error, || {
         // SAFETY: the caller's promise.
-        let path = unsafe { path(path_text) }?;
+        let path = unsafe { path(path_text, "path") }?;
         Ok(given(db, "db")?.blocking.checkpoint(path)?)
     })
 }

@@ -4,7 +4,7 @@ use std::any::Any;
 use std::ffi::{CStr, CString, c_char, c_int};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use millrace::ErrorKind;
+use millrace::{ErrorKind, client};
 
 use crate::bytes::Out;
 
@@ -48,10 +48,28 @@ pub enum Code {
     Busy = 16,
     /// A kind that this version has no number for.
     Other = 17,
+    /// [`client::ErrorKind::Unreachable`].
+    Unreachable = 18,
+    /// [`client::ErrorKind::Timeout`].
+    Timeout = 19,
+    /// [`client::ErrorKind::OutcomeUnknown`].
+    OutcomeUnknown = 20,
+    /// [`client::ErrorKind::Denied`].
+    Denied = 21,
+    /// [`client::ErrorKind::ReadOnly`].
+    ReadOnly = 22,
+    /// [`client::ErrorKind::WrongType`].
+    WrongType = 23,
+    /// [`client::ErrorKind::Busy`].
+    ServerBusy = 24,
+    /// [`client::ErrorKind::Server`].
+    Server = 25,
+    /// [`client::ErrorKind::Protocol`].
+    Protocol = 26,
 }
 
 /// All codes with their names.
-const NAMES: [(Code, &CStr); 18] = [
+const NAMES: [(Code, &CStr); 27] = [
     (Code::Ok, c"ok"),
     (Code::NoDatabase, c"no database"),
     (Code::Locked, c"locked"),
@@ -70,6 +88,15 @@ const NAMES: [(Code, &CStr); 18] = [
     (Code::InvalidArgument, c"invalid argument"),
     (Code::Busy, c"busy"),
     (Code::Other, c"other"),
+    (Code::Unreachable, c"unreachable"),
+    (Code::Timeout, c"timeout"),
+    (Code::OutcomeUnknown, c"outcome unknown"),
+    (Code::Denied, c"denied"),
+    (Code::ReadOnly, c"read only"),
+    (Code::WrongType, c"wrong type"),
+    (Code::ServerBusy, c"server busy"),
+    (Code::Server, c"server"),
+    (Code::Protocol, c"protocol"),
 ];
 
 impl From<ErrorKind> for Code {
@@ -89,6 +116,30 @@ impl From<ErrorKind> for Code {
             ErrorKind::InvalidOption => Code::InvalidOption,
             ErrorKind::Closed => Code::Closed,
             ErrorKind::Panicked => Code::Panicked,
+            _ => Code::Other,
+        }
+    }
+}
+
+impl From<client::ErrorKind> for Code {
+    fn from(kind: client::ErrorKind) -> Code {
+        use client::ErrorKind;
+
+        match kind {
+            ErrorKind::Unreachable => Code::Unreachable,
+            ErrorKind::Timeout => Code::Timeout,
+            ErrorKind::OutcomeUnknown => Code::OutcomeUnknown,
+            ErrorKind::Conflict => Code::Conflict,
+            ErrorKind::Unsupported => Code::Unsupported,
+            ErrorKind::Denied => Code::Denied,
+            ErrorKind::ReadOnly => Code::ReadOnly,
+            ErrorKind::WrongType => Code::WrongType,
+            ErrorKind::Busy => Code::ServerBusy,
+            ErrorKind::Full => Code::Full,
+            ErrorKind::Server => Code::Server,
+            ErrorKind::Protocol => Code::Protocol,
+            ErrorKind::InvalidOption => Code::InvalidOption,
+            ErrorKind::Closed => Code::Closed,
             _ => Code::Other,
         }
     }
@@ -136,6 +187,13 @@ impl Error {
 impl From<millrace::Error> for Error {
     #[cold]
     fn from(error: millrace::Error) -> Error {
+        Error::new(error.kind().into(), error.to_string())
+    }
+}
+
+impl From<client::Error> for Error {
+    #[cold]
+    fn from(error: client::Error) -> Error {
         Error::new(error.kind().into(), error.to_string())
     }
 }

@@ -7,7 +7,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use millrace::{Entry, blocking};
 
 use crate::bytes::{Out, Slice, handle_out};
-use crate::db::{Db, bounds};
+use crate::client::ClientRange;
+use crate::db::{Bounds, Db, bounds};
 use crate::error::{Code, Error, ErrorOut, Result, answer, given, or_else};
 use crate::family::Family;
 use crate::snapshot::Snapshot;
@@ -19,28 +20,51 @@ const EXCLUDE_START: c_uint = 2;
 /// With the end: `MILLRACE_INCLUDE_END`.
 const INCLUDE_END: c_uint = 4;
 
+/// The flags of a range.
+pub(crate) const RANGE_FLAGS: c_uint = REVERSE | EXCLUDE_START | INCLUDE_END;
+/// The flags of a prefix.
+pub(crate) const PREFIX_FLAGS: c_uint = REVERSE;
+
+/// Where the entries come from.
+#[derive(Debug)]
+pub(crate) enum Source {
+    Db(blocking::Range),
+    Client(ClientRange),
+}
+
+impl Source {
+    fn next(&mut self) -> Result<Option<Entry>> {
+        match self {
+            Source::Db(range) => Ok(range.next().transpose()?),
+            Source::Client(range) => range.next(),
+        }
+    }
+}
+
 /// The entries of a range in order: `millrace_iter`.
 #[derive(Debug)]
 pub struct Iter {
-    range: blocking::Range,
+    source: Source,
     /// The entry that the caller looks at.
     entry: Option<Entry>,
     error: Option<Error>,
 }
 
 impl Iter {
-    fn new(range: blocking::Range, flags: c_uint) -> Option<Box<Iter>> {
-        let range = if flags & REVERSE != 0 { range.rev() } else { range };
-        Some(Box::new(Iter { range, entry: None, error: None }))
+    pub(crate) fn new(source: Source) -> Option<Box<Iter>> {
+        Some(Box::new(Iter { source, entry: None, error: None }))
+    }
+
+    fn of_db(range: blocking::Range, flags: c_uint) -> Option<Box<Iter>> {
+        Iter::new(Source::Db(if is_reverse(flags) { range.rev() } else { range }))
     }
 
     fn advance(&mut self) -> Option<&Entry> {
         self.entry = None;
         if self.error.is_none() {
-            match catch_unwind(AssertUnwindSafe(|| self.range.next())) {
-                Ok(Some(Ok(entry))) => self.entry = Some(entry),
-                Ok(Some(Err(error))) => self.error = Some(error.into()),
-                Ok(None) => {}
+            match catch_unwind(AssertUnwindSafe(|| self.source.next())) {
+                Ok(Ok(entry)) => self.entry = entry,
+                Ok(Err(error)) => self.error = Some(error),
                 Err(payload) => self.error = Some(Error::panicked(&*payload)),
             }
         }
@@ -48,11 +72,28 @@ impl Iter {
     }
 }
 
-fn check_flags(flags: c_uint, allowed: c_uint) -> Result<()> {
+pub(crate) fn check_flags(flags: c_uint, allowed: c_uint) -> Result<()> {
     match flags & !allowed {
         0 => Ok(()),
         unknown => Err(Error::argument(format!("unknown flags: {unknown:#x}"))),
     }
+}
+
+pub(crate) fn is_reverse(flags: c_uint) -> bool {
+    flags & REVERSE != 0
+}
+
+/// Bounds without the start, or with the end, if the flags say so.
+pub(crate) fn with_flags((start, end): Bounds<'_>, flags: c_uint) -> Bounds<'_> {
+    let start = match start {
+        Bound::Included(start) if flags & EXCLUDE_START != 0 => Bound::Excluded(start),
+        start => start,
+    };
+    let end = match end {
+        Bound::Excluded(end) if flags & INCLUDE_END != 0 => Bound::Included(end),
+        end => end,
+    };
+    (start, end)
 }
 
 /// See [`millrace::Db::range`].
@@ -72,27 +113,16 @@ pub unsafe extern "C" fn millrace_range(
 ) -> Code {
     answer(error, || {
         let iter = handle_out(iter, "iter")?;
-        check_flags(flags, REVERSE | EXCLUDE_START | INCLUDE_END)?;
+        check_flags(flags, RANGE_FLAGS)?;
         let db = given(db, "db")?;
         let family = db.family(family)?;
         // SAFETY: the caller's promise.
-        let keys = match unsafe { bounds(start, end) }? {
-            (Bound::Included(start), end) if flags & EXCLUDE_START != 0 => {
-                (Bound::Excluded(start), end)
-            }
-            keys => keys,
-        };
-        let keys = match keys {
-            (start, Bound::Excluded(end)) if flags & INCLUDE_END != 0 => {
-                (start, Bound::Included(end))
-            }
-            keys => keys,
-        };
+        let keys = with_flags(unsafe { bounds(start, end) }?, flags);
         let range = match snapshot {
             None => family.range(keys),
             Some(snapshot) => snapshot.of(db.id)?.range_in(family, keys),
         };
-        *iter = Iter::new(range, flags);
+        *iter = Iter::of_db(range, flags);
         Ok(())
     })
 }
@@ -113,7 +143,7 @@ pub unsafe extern "C" fn millrace_prefix(
 ) -> Code {
     answer(error, || {
         let iter = handle_out(iter, "iter")?;
-        check_flags(flags, REVERSE)?;
+        check_flags(flags, PREFIX_FLAGS)?;
         let db = given(db, "db")?;
         let family = db.family(family)?;
         // SAFETY: the caller's promise.
@@ -122,7 +152,7 @@ pub unsafe extern "C" fn millrace_prefix(
             None => family.prefix(prefix),
             Some(snapshot) => snapshot.of(db.id)?.prefix_in(family, prefix),
         };
-        *iter = Iter::new(range, flags);
+        *iter = Iter::of_db(range, flags);
         Ok(())
     })
 }

@@ -1,12 +1,12 @@
-//! The engine of Millrace as a C library: `libmillrace.so` and `libmillrace.a`, with the header
-//! `include/millrace.h`, which documents every function for its callers.
+//! The engine and the client of Millrace as a C library: `libmillrace.so` and `libmillrace.a`, with
+//! the header `include/millrace.h`, which documents every function for its callers.
 //!
 //! It is a thin layer over the crate `millrace`:
 //!
 //! 1. Each function turns its arguments into Rust values. What is null and must not be, is an
 //!    error.
 //! 2. A blocking call waits in [`millrace::blocking`]. An asynchronous one becomes a future of
-//!    `millrace::Db` in a completion queue (`queue.rs`).
+//!    `millrace::Db` in a completion queue (`queue.rs`). Clients are in `client/`.
 //! 3. The result becomes a [`Code`], with an [`Error`] if the caller asks for it, and values whose
 //!    memory the caller frees.
 //!
@@ -30,6 +30,7 @@
 
 mod batch;
 mod bytes;
+mod client;
 mod db;
 mod error;
 mod event;
@@ -42,6 +43,7 @@ mod transaction;
 
 pub use batch::*;
 pub use bytes::{Out, Slice, Value, millrace_value_free, millrace_values_free};
+pub use client::*;
 pub use db::*;
 pub use error::{
     Code, Error, ErrorOut, millrace_code_name, millrace_error_code, millrace_error_free,

@@ -1,7 +1,7 @@
 //! The completion queue: asynchronous calls, and an eventfd that tells of their ends.
 //!
 //! 1. An asynchronous call copies its key and value, makes a future of them, and polls it once.
-//!    That hands the request over to a core of the database.
+//!    That hands the request over to a core of the database, or to a client's thread.
 //! 2. The core answers and wakes the task. [`Task::wake`] puts it into the queue's inbox and
 //!    signals the eventfd. It runs on the core's thread, so it does no more: no lock, no poll.
 //! 3. [`millrace_queue_take`] polls the tasks in the inbox. Those that are done become completions.
@@ -25,6 +25,7 @@ use std::mem::{self, MaybeUninit};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::process;
+use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::task::{Context, Poll, Wake, Waker};
@@ -57,10 +58,61 @@ pub struct Completion {
     code: Code,
     error: Option<Box<Error>>,
     value: Value,
+    values: Values,
 }
 
 // As in the header: the code has padding after it.
-const _: () = assert!(size_of::<Completion>() == 16 + 4 * size_of::<usize>());
+const _: () = assert!(size_of::<Completion>() == 24 + 5 * size_of::<usize>());
+
+/// The values of an operation that looks up many keys, or, without values, a number.
+#[repr(C)]
+#[derive(Debug)]
+struct Values {
+    /// Null, or a boxed slice of `count` values.
+    items: *mut Value,
+    count: u64,
+}
+
+impl Values {
+    fn number(count: u64) -> Values {
+        Values { items: ptr::null_mut(), count }
+    }
+
+    fn many(found: Vec<Option<millrace::Value>>) -> Values {
+        let values: Box<[Value]> = found.into_iter().map(Value::new).collect();
+        let count = values.len() as u64;
+        Values { items: Box::into_raw(values).cast(), count }
+    }
+}
+
+impl Drop for Values {
+    fn drop(&mut self) {
+        if !self.items.is_null() {
+            let values = ptr::slice_from_raw_parts_mut(self.items, self.count as usize);
+            // SAFETY: `many` made them, and nothing else does: a boxed slice of `count` values.
+            // Its caller does not change the fields by the contract of the header, and there are
+            // none after this: a drop is the only use of `items`.
+            drop(unsafe { Box::from_raw(values) });
+        }
+    }
+}
+
+impl Completion {
+    fn new(tag: u64, outcome: Outcome) -> Completion {
+        let (code, error) = (Code::Ok, None);
+        let (value, values) = (Value::NONE, Values::number(0));
+        let nothing = Completion { tag, code, error, value, values };
+        match outcome {
+            Ok(Answer::Nothing) => nothing,
+            Ok(Answer::Value(value)) => Completion { value: Value::new(value), ..nothing },
+            Ok(Answer::Values(found)) => Completion { values: Values::many(found), ..nothing },
+            Ok(Answer::Count(count)) => Completion { values: Values::number(count), ..nothing },
+            Err(error) => {
+                Completion { code: error.code(), error: Some(Box::new(error)), ..nothing }
+            }
+        }
+    }
+}
 
 /// What the wakers reach.
 struct Shared {
@@ -84,8 +136,17 @@ impl Shared {
     }
 }
 
-/// How an operation ended: with a value, if it is a get that found one.
-type Outcome = Result<Option<millrace::Value>>;
+/// What an operation has to say.
+#[derive(Debug)]
+pub(crate) enum Answer {
+    Nothing,
+    Value(Option<millrace::Value>),
+    Values(Vec<Option<millrace::Value>>),
+    Count(u64),
+}
+
+/// How an operation ended.
+type Outcome = Result<Answer>;
 type Operation = Pin<Box<dyn Future<Output = Outcome> + Send>>;
 
 enum State {
@@ -176,16 +237,12 @@ impl Queue {
     }
 
     /// Begins an operation.
-    fn submit(
-        &self,
-        tag: u64,
-        operation: impl Future<Output = millrace::Result<Option<millrace::Value>>> + Send + 'static,
-    ) {
+    fn submit(&self, tag: u64, operation: impl Future<Output = Outcome> + Send + 'static) {
         let task = Arc::new(Task {
             tag,
             queue: Arc::downgrade(&self.shared),
             scheduled: AtomicBool::new(true),
-            state: Mutex::new(State::Running(Box::pin(async move { Ok(operation.await?) }))),
+            state: Mutex::new(State::Running(Box::pin(operation))),
         });
         if task.poll() {
             // A wake during the poll may have put it there already.
@@ -194,7 +251,7 @@ impl Queue {
     }
 
     /// Makes room for one operation.
-    fn reserve(&self) -> Result<Reserved<'_>> {
+    pub(crate) fn reserve(&self) -> Result<Reserved<'_>> {
         let before = self.operations.fetch_add(1, Ordering::AcqRel);
         let reserved = Reserved(self);
         if before >= self.capacity {
@@ -216,12 +273,7 @@ impl Queue {
             else {
                 return taken;
             };
-            let code = outcome.as_ref().map_or_else(Error::code, |_| Code::Ok);
-            let (value, error) = match outcome {
-                Ok(value) => (value, None),
-                Err(error) => (None, Some(Box::new(error))),
-            };
-            completion.write(Completion { tag, code, error, value: Value::new(value) });
+            completion.write(Completion::new(tag, outcome));
             self.operations.fetch_sub(1, Ordering::AcqRel);
             taken += 1;
         }
@@ -254,13 +306,13 @@ impl std::fmt::Debug for Queue {
 }
 
 /// Room for one operation, which is given back if the operation does not begin.
-struct Reserved<'a>(&'a Queue);
+pub(crate) struct Reserved<'a>(&'a Queue);
 
 impl Reserved<'_> {
-    fn submit(
+    pub(crate) fn submit(
         self,
         tag: u64,
-        operation: impl Future<Output = millrace::Result<Option<millrace::Value>>> + Send + 'static,
+        operation: impl Future<Output = Result<Answer>> + Send + 'static,
     ) {
         let queue = self.0;
         mem::forget(self);
@@ -325,13 +377,14 @@ pub unsafe extern "C" fn millrace_queue_take(
     })
 }
 
-/// Frees the error and the value of a completion.
+/// Frees the error and the values of a completion.
 #[unsafe(no_mangle)]
 pub extern "C" fn millrace_completion_free(completion: Option<&mut Completion>) {
     or_else((), || {
         if let Some(completion) = completion {
             completion.error = None;
             completion.value = Value::NONE;
+            completion.values = Values::number(0);
         }
     });
 }
@@ -355,7 +408,7 @@ pub unsafe extern "C" fn millrace_get_async(
         let key = unsafe { key.bytes("key") }?;
         let reserved = given(queue, "queue")?.reserve()?;
         let key = key.to_vec();
-        reserved.submit(tag, async move { family.get(key).await });
+        reserved.submit(tag, async move { Ok(Answer::Value(family.get(key).await?)) });
         Ok(())
     })
 }
@@ -442,15 +495,12 @@ pub extern "C" fn millrace_sync_async(
     answer(error, || {
         let db = given(db, "db")?.asynchronous.clone();
         let reserved = given(queue, "queue")?.reserve()?;
-        reserved.submit(tag, async move { db.sync().await.map(|()| None) });
+        reserved.submit(tag, async move { Ok(db.sync().await.map(|()| Answer::Nothing)?) });
         Ok(())
     })
 }
 
-fn write(
-    db: &Db,
-    batch: millrace::WriteBatch,
-) -> impl Future<Output = millrace::Result<Option<millrace::Value>>> + Send + 'static {
+fn write(db: &Db, batch: millrace::WriteBatch) -> impl Future<Output = Outcome> + Send + 'static {
     let db = db.asynchronous.clone();
-    async move { db.write(batch).await.map(|()| None) }
+    async move { Ok(db.write(batch).await.map(|()| Answer::Nothing)?) }
 }

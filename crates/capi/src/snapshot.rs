@@ -87,8 +87,8 @@ pub unsafe extern "C" fn millrace_snapshot_multi_get(
         let Snapshot { snapshot, db } = given(snapshot, "snapshot")?;
         let family = family.map(|family| family.of(*db)).transpose()?;
         let look_up = |keys: Vec<&[u8]>| match family {
-            None => snapshot.multi_get(keys),
-            Some(family) => snapshot.multi_get_in(family, keys),
+            None => Ok(snapshot.multi_get(keys)?),
+            Some(family) => Ok(snapshot.multi_get_in(family, keys)?),
         };
         // SAFETY: the caller's promise.
         unsafe { fill(keys, values, count, look_up) }

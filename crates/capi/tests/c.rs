@@ -3,6 +3,8 @@
 //! `MILLRACE_CFLAGS` and `MILLRACE_LDFLAGS` are added to the arguments that compile and that link:
 //! for `scripts/sanitize.sh`.
 
+mod servers;
+
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
 use std::fs;
@@ -10,8 +12,19 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::LazyLock;
 
+use self::servers::{Certificates, Node, bad_line, nobody, stranger};
+
 const HERE: &str = env!("CARGO_MANIFEST_DIR");
-const PROGRAMS: [&str; 4] = ["basics", "errors", "queue", "threads"];
+const PROGRAMS: [&str; 8] = [
+    "basics",
+    "errors",
+    "queue",
+    "threads",
+    "client",
+    "client_errors",
+    "client_queue",
+    "client_threads",
+];
 
 /// Where the library was installed.
 static PREFIX: LazyLock<PathBuf> = LazyLock::new(|| {
@@ -73,9 +86,13 @@ fn source(program: &str) -> PathBuf {
 
 fn runs(program: &str) {
     let dir = tempfile::tempdir().unwrap();
-    let binary = dir.path().join(program);
+    runs_with(program, dir.path(), &[]);
+}
+
+fn runs_with(program: &str, dir: &Path, arguments: &[&str]) {
+    let binary = dir.join(program);
     compile(&source(program), &binary, &shared());
-    run(Command::new(binary).arg(dir.path()));
+    run(Command::new(binary).arg(dir).args(arguments));
 }
 
 #[test]
@@ -99,6 +116,43 @@ fn threads_share_a_database_and_a_queue() {
 }
 
 #[test]
+#[ignore = "the node that other tests start"]
+fn node() {
+    servers::serve();
+}
+
+#[test]
+fn a_client_does_what_it_says() {
+    let dir = tempfile::tempdir().unwrap();
+    let certificates = Certificates::make(dir.path());
+    let node = Node::start(dir.path(), Some(&certificates));
+    runs_with("client", dir.path(), &[&node.address, &node.tls_address]);
+}
+
+#[test]
+fn every_mistake_and_fault_of_a_client_has_its_code() {
+    let dir = tempfile::tempdir().unwrap();
+    let node = Node::start(dir.path(), None);
+    let (line, nobody, stranger) = (bad_line(&node.address), nobody(), stranger());
+    runs_with("client_errors", dir.path(), &[&node.address, &line, &nobody, &stranger]);
+}
+
+#[test]
+fn operations_of_a_client_complete_through_the_queue() {
+    let dir = tempfile::tempdir().unwrap();
+    let node = Node::start(dir.path(), None);
+    let line = bad_line(&node.address);
+    runs_with("client_queue", dir.path(), &[&node.address, &line, &nobody()]);
+}
+
+#[test]
+fn threads_share_a_client() {
+    let dir = tempfile::tempdir().unwrap();
+    let node = Node::start(dir.path(), None);
+    runs_with("client_threads", dir.path(), &[&node.address]);
+}
+
+#[test]
 fn the_static_library_needs_no_other() {
     let dir = tempfile::tempdir().unwrap();
     let binary = dir.path().join("static");
@@ -110,8 +164,7 @@ fn the_static_library_needs_no_other() {
 /// The program of docs/EMBEDDING.md, with the command that is shown there.
 #[test]
 fn the_documented_program_runs() {
-    let page = fs::read_to_string(format!("{HERE}/../../docs/EMBEDDING.md")).unwrap();
-    let program = page.split("```c\n").nth(1).and_then(|rest| rest.split("```").next()).unwrap();
+    let program = documented("EMBEDDING.md");
     let dir = tempfile::tempdir().unwrap();
     let (source, binary) = (dir.path().join("example.c"), dir.path().join("example"));
     let data = dir.path().join("example.db");
@@ -121,6 +174,26 @@ fn the_documented_program_runs() {
     let told = run(&mut Command::new(&binary));
     assert_eq!(told, "hello = world\n1: got world\n2: got nothing\n");
     assert!(data.join("CURRENT").exists());
+}
+
+/// The program of docs/CLIENT.md.
+#[test]
+fn the_documented_program_of_a_client_runs() {
+    let program = documented("CLIENT.md");
+    let dir = tempfile::tempdir().unwrap();
+    let node = Node::start(dir.path(), None);
+    let (source, binary) = (dir.path().join("example.c"), dir.path().join("example"));
+    assert!(program.contains("\"10.0.0.1:6379\"") && program.contains(servers::PASSWORD));
+    fs::write(&source, program.replace("10.0.0.1:6379", &node.address)).unwrap();
+    compile(&source, &binary, &shared());
+    assert_eq!(run(&mut Command::new(&binary)), "found Ada\nuser:2 = Brian\n");
+}
+
+/// The C program of a page of the documentation.
+fn documented(page: &str) -> String {
+    let page = fs::read_to_string(format!("{HERE}/../../docs/{page}")).unwrap();
+    let program = page.split("```c\n").nth(1).and_then(|rest| rest.split("```").next());
+    program.unwrap().to_owned()
 }
 
 /// The functions that a text declares or calls.

@@ -7,14 +7,18 @@
 static void codes(void) {
   const char *names[] = {"ok",       "no database", "locked",  "corruption", "unsupported", "io",
                          "full",     "memory",      "conflict", "expired",   "older",       "unknown family",
-                         "invalid option", "closed", "panicked", "invalid argument", "busy", "other"};
+                         "invalid option", "closed", "panicked", "invalid argument", "busy", "other", "unreachable",
+                         "timeout", "outcome unknown", "denied", "read only", "wrong type", "server busy",
+                         "server", "protocol"};
   const int codes[] = {MILLRACE_OK,       MILLRACE_NO_DATABASE, MILLRACE_LOCKED,   MILLRACE_CORRUPTION,
                        MILLRACE_UNSUPPORTED, MILLRACE_IO,       MILLRACE_FULL,     MILLRACE_MEMORY,
                        MILLRACE_CONFLICT, MILLRACE_EXPIRED,     MILLRACE_OLDER,    MILLRACE_UNKNOWN_FAMILY,
                        MILLRACE_INVALID_OPTION, MILLRACE_CLOSED, MILLRACE_PANICKED, MILLRACE_INVALID_ARGUMENT,
-                       MILLRACE_BUSY,     MILLRACE_OTHER};
-  for (int i = 0; i < 18; i++) CHECK(codes[i] == i && strcmp(millrace_code_name(codes[i]), names[i]) == 0);
-  CHECK(strcmp(millrace_code_name(18), "unknown") == 0 && strcmp(millrace_code_name(-1), "unknown") == 0);
+                       MILLRACE_BUSY,     MILLRACE_OTHER,       MILLRACE_UNREACHABLE, MILLRACE_TIMEOUT,
+                       MILLRACE_OUTCOME_UNKNOWN, MILLRACE_DENIED, MILLRACE_READ_ONLY, MILLRACE_WRONG_TYPE,
+                       MILLRACE_SERVER_BUSY, MILLRACE_SERVER,   MILLRACE_PROTOCOL};
+  for (int i = 0; i < 27; i++) CHECK(codes[i] == i && strcmp(millrace_code_name(codes[i]), names[i]) == 0);
+  CHECK(strcmp(millrace_code_name(27), "unknown") == 0 && strcmp(millrace_code_name(-1), "unknown") == 0);
 }
 
 /* NULL is freed, counted and named; everything else refuses it. */
