@@ -54,6 +54,7 @@ use crate::connection::output::Sent;
 use crate::connection::pace::{LARGE_BYTES_PER_S, Pace};
 use crate::connection::replies::Closing;
 use crate::connection::session::Session;
+use crate::core::node::CountedClient;
 use crate::core::state::CoreState;
 use crate::settings::Settings;
 use crate::tls::config::Tls;
@@ -73,8 +74,13 @@ const STOP_STALL_NS: u64 = 1_000_000_000;
 const LINGER_QUIET_NS: u64 = 250_000_000;
 const LINGER_NS: u64 = 5_000_000_000;
 
-/// Serves one connection until either side ends it.
-pub(crate) async fn serve(state: Rc<CoreState>, socket: Socket, tls: Option<Tls>) {
+/// Serves one connection until either side ends it. It is `counted` until then.
+pub(crate) async fn serve(
+    state: Rc<CoreState>,
+    socket: Socket,
+    tls: Option<Tls>,
+    counted: CountedClient,
+) {
     let mut connection = Connection::new(&state, &socket);
     let link = match &tls {
         None => Some(Link::Plain(socket.clone())),
@@ -124,6 +130,7 @@ pub(crate) async fn serve(state: Rc<CoreState>, socket: Socket, tls: Option<Tls>
     }
     state.clients.remove(client.id);
     socket.shutdown();
+    drop(counted);
 }
 
 /// The state of a connection's task. The operations of its socket are in the task itself, which
