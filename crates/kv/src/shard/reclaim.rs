@@ -16,11 +16,14 @@ use crate::shard::{CALLER, ShardState};
 
 /// Between two rounds without work.
 const PAUSE_NS: u64 = 100_000_000;
-/// Keys removed in a round.
-const KEYS: usize = 256;
+/// Keys removed in a round. Their changes are made in one turn of the core, which requests wait
+/// for.
+const KEYS: usize = 32;
+/// After a round it pauses for as long as the round took, but not longer than this.
+const PAUSE_NS_MAX: u64 = 5_000_000;
 
 /// Rounds after which it begins with the oldest deadline again.
-const ROUNDS: usize = 4096;
+const ROUNDS: usize = 1 << 15;
 
 /// Reclaims until cancelled.
 ///
@@ -31,12 +34,16 @@ pub(super) async fn reclaim_all(shard: Rc<ShardState>) {
     let (mut last, mut rounds) = (None, 0);
     loop {
         shard.ledger.wait().await;
+        let before_ns = shard.core.now_ns();
         last = round(&shard, last.as_ref()).await;
+        let took_ns = shard.core.now_ns().saturating_sub(before_ns);
         rounds = if last.is_some() { rounds + 1 } else { 0 };
         if rounds == ROUNDS {
             (last, rounds) = (None, 0);
         } else if last.is_none() {
             shard.core.sleep_ns(PAUSE_NS).await;
+        } else {
+            shard.core.sleep_ns(took_ns.min(PAUSE_NS_MAX)).await;
         }
     }
 }
