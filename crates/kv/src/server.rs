@@ -91,11 +91,8 @@ async fn accept(state: Rc<CoreState>, Door { listener, tls }: Door) {
         match listener.accept().await {
             Ok(socket) => match admit(&state, tls.is_some()) {
                 Some(counted) => {
-                    let serving = serve(state.clone(), socket, tls.clone());
-                    state.core.spawn(Class::Foreground, async move {
-                        serving.await;
-                        drop(counted);
-                    });
+                    let serving = serve(state.clone(), socket, tls.clone(), counted);
+                    state.core.spawn(Class::Foreground, serving);
                 }
                 None => {
                     state.count(|stats| stats.rejected += 1);

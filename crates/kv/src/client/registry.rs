@@ -13,6 +13,14 @@ use resp::{Protocol, parse_i64};
 use crate::client::tracking::{Tracked, TrackingState};
 use crate::command::commands::{ClientFilter, ClientType, ListFilter};
 
+/// How much a client had read when it was last looked at.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Watched {
+    pub accepted: u64,
+    /// Since when it has read too little; 0 if it holds no memory that others need.
+    pub since_ns: u64,
+}
+
 /// The state of one connection, kept up to date by its own task.
 pub(crate) struct Client {
     pub id: u64,
@@ -40,12 +48,18 @@ pub(crate) struct Client {
     pub unsent_bytes: Cell<usize>,
     /// The part of them that only the client's reading holds up.
     pub sending_bytes: Cell<usize>,
-    /// Number of times its socket has accepted bytes.
-    pub sends: Rc<Cell<u64>>,
-    /// The last seen value of `sends` and when it changed; see `reply_room`.
-    pub watched: Cell<(u64, u64)>,
+    /// Number of bytes that its socket has accepted.
+    pub accepted: Rc<Cell<u64>>,
+    /// When its socket last accepted bytes, or was first offered those that it has not accepted.
+    pub moved_ns: Cell<u64>,
+    /// What others that wait for memory have seen it read; see `reply_room`.
+    pub watched: Cell<Watched>,
     /// The connection waits for memory for a reply.
     pub waits_for_room: Cell<bool>,
+    /// Its place among those that wait; 0 if it does not.
+    pub place: Cell<u64>,
+    /// Since its last reply that was not small it has sent something after it had got all replies.
+    pub reads: Cell<bool>,
     /// `CLIENT TRACKING`, and the messages about it.
     pub tracking: TrackingState,
     killed: Cell<bool>,
@@ -264,9 +278,12 @@ impl Clients {
             input_room_bytes: Cell::default(),
             unsent_bytes: Cell::default(),
             sending_bytes: Cell::default(),
-            sends: Rc::default(),
+            accepted: Rc::default(),
+            moved_ns: Cell::default(),
             watched: Cell::default(),
             waits_for_room: Cell::default(),
+            place: Cell::default(),
+            reads: Cell::default(),
             tracking: TrackingState::default(),
             killed: Cell::default(),
             waker: RefCell::default(),

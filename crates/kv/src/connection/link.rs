@@ -59,10 +59,10 @@ impl Link {
     }
 
     /// Sends all bytes. `sends` counts the times that the socket accepted some.
-    pub async fn send(self, what: Sending, sends: Rc<Cell<u64>>) -> Sent {
+    pub async fn send(self, what: Sending, accepted: Rc<Cell<u64>>) -> Sent {
         match self {
-            Link::Plain(socket) => output::send(socket, what, sends).await,
-            Link::Secure(secure) => Box::pin(secure.send(what, sends)).await,
+            Link::Plain(socket) => output::send(socket, what, accepted).await,
+            Link::Secure(secure) => Box::pin(secure.send(what, accepted)).await,
         }
     }
 
@@ -252,12 +252,12 @@ impl Secure {
         self.account()
     }
 
-    async fn send(self: Rc<Self>, what: Sending, sends: Rc<Cell<u64>>) -> Sent {
+    async fn send(self: Rc<Self>, what: Sending, accepted: Rc<Cell<u64>>) -> Sent {
         let result = match &what {
-            Sending::Bytes(bytes) => self.send_all(&[bytes], &sends).await,
+            Sending::Bytes(bytes) => self.send_all(&[bytes], &accepted).await,
             Sending::Parts(parts) => {
                 let pieces: Vec<&[u8]> = parts.iter().map(Part::as_slice).collect();
-                self.send_all(&pieces, &sends).await
+                self.send_all(&pieces, &accepted).await
             }
         };
         match what {
@@ -270,7 +270,7 @@ impl Secure {
     }
 
     /// Seals the pieces and sends them, some at a time.
-    async fn send_all(&self, pieces: &[&[u8]], sends: &Cell<u64>) -> io::Result<()> {
+    async fn send_all(&self, pieces: &[&[u8]], accepted: &Cell<u64>) -> io::Result<()> {
         let mut sealed = self.sealed.take();
         let mut room = self.state.unsent_bytes.share();
         let mut rest = Rest { pieces, from: 0 };
@@ -295,9 +295,11 @@ impl Secure {
                 sealed = back;
                 match result? {
                     0 => return Err(io::ErrorKind::WriteZero.into()),
-                    taken => sent += taken,
+                    taken => {
+                        sent += taken;
+                        accepted.set(accepted.get() + taken as u64);
+                    }
                 }
-                sends.set(sends.get() + 1);
             }
         }
         if sealed.capacity() <= KEPT_BYTES_MAX {

@@ -54,6 +54,7 @@ use crate::connection::output::Sent;
 use crate::connection::pace::{LARGE_BYTES_PER_S, Pace};
 use crate::connection::replies::Closing;
 use crate::connection::session::Session;
+use crate::core::node::CountedClient;
 use crate::core::state::CoreState;
 use crate::settings::Settings;
 use crate::tls::config::Tls;
@@ -73,8 +74,13 @@ const STOP_STALL_NS: u64 = 1_000_000_000;
 const LINGER_QUIET_NS: u64 = 250_000_000;
 const LINGER_NS: u64 = 5_000_000_000;
 
-/// Serves one connection until either side ends it.
-pub(crate) async fn serve(state: Rc<CoreState>, socket: Socket, tls: Option<Tls>) {
+/// Serves one connection until either side ends it. It is `counted` until then.
+pub(crate) async fn serve(
+    state: Rc<CoreState>,
+    socket: Socket,
+    tls: Option<Tls>,
+    counted: CountedClient,
+) {
     let mut connection = Connection::new(&state, &socket);
     let link = match &tls {
         None => Some(Link::Plain(socket.clone())),
@@ -95,7 +101,7 @@ pub(crate) async fn serve(state: Rc<CoreState>, socket: Socket, tls: Option<Tls>
         if sending.is_none()
             && let Some(batch) = connection.session.replies.take()
         {
-            sending.set(Some(link.clone().send(batch, connection.client.sends.clone())));
+            sending.set(Some(link.clone().send(batch, connection.client.accepted.clone())));
         }
         connection.session.replies.account();
         if connection.is_done(sending.is_some()) {
@@ -124,6 +130,7 @@ pub(crate) async fn serve(state: Rc<CoreState>, socket: Socket, tls: Option<Tls>
     }
     state.clients.remove(client.id);
     socket.shutdown();
+    drop(counted);
 }
 
 /// The state of a connection's task. The operations of its socket are in the task itself, which
@@ -149,10 +156,11 @@ struct Connection {
     apart: bool,
     /// The minimum size of a receive.
     least: usize,
-    /// Sends that the socket had accepted when the client closed its side, and when `stalled` was
-    /// started.
-    sends_at_half_close: u64,
-    sends_at_stall: u64,
+    /// Bytes that the socket had accepted when it was last looked at, when the client closed its
+    /// side, and when `stalled` was started.
+    accepted: u64,
+    accepted_at_half_close: u64,
+    accepted_at_stall: u64,
     told_to_stop: bool,
 }
 
@@ -178,8 +186,9 @@ impl Connection {
             sweep: None,
             apart: false,
             least: RECEIVE_BYTES,
-            sends_at_half_close: 0,
-            sends_at_stall: 0,
+            accepted: 0,
+            accepted_at_half_close: 0,
+            accepted_at_stall: 0,
             told_to_stop: false,
         }
     }
@@ -298,7 +307,7 @@ impl Connection {
 
     /// Starts and stops the timers.
     fn set_timers(&mut self, is_sending: bool) {
-        let (core, sends) = (&self.state.core, self.client.sends.get());
+        let (core, accepted) = (&self.state.core, self.client.accepted.get());
         if (self.is_paused() || self.session.waits_for_pause) && self.pause.is_none() {
             let until_ns = match self.is_paused() {
                 true => self.paused_until_ns,
@@ -308,13 +317,13 @@ impl Connection {
             self.pause = Some(core.sleep_ns(wait_ns));
         }
         let streaming = self.session.replies.is_streaming();
-        if !(self.input.ended && streaming && sends == self.sends_at_half_close) {
+        if !(self.input.ended && streaming && accepted == self.accepted_at_half_close) {
             self.half_closed = None;
         } else if self.half_closed.is_none() {
             self.half_closed = Some(core.sleep_ns(HALF_CLOSED_NS));
         }
         if self.state.stopping.get() && is_sending && self.stalled.is_none() {
-            self.sends_at_stall = sends;
+            self.accepted_at_stall = accepted;
             self.stalled = Some(core.sleep_ns(STOP_STALL_NS));
         }
         if !self.client.waits_for_room.get() {
@@ -322,7 +331,7 @@ impl Connection {
         } else if self.sweep.is_none() {
             self.sweep = Some(core.sleep_ns(SWEEP_NS));
         }
-        self.pace.set_timer(core, &self.large, sends);
+        self.pace.set_timer(core, &self.large, accepted);
     }
 
     /// Waits for the next event; false when the connection has ended.
@@ -348,6 +357,7 @@ impl Connection {
                 }
                 moved = true;
             }
+            self.note_progress();
             if let Some(received) = finish(receiving, cx) {
                 if self.received(received).is_err() {
                     return Poll::Ready(false);
@@ -355,14 +365,14 @@ impl Connection {
                 moved = true;
             }
             // After what has arrived is counted: a busy core may find both at the same time.
-            let sends = self.client.sends.get();
-            moved |= self.pace.poll(cx, &self.state.core, &self.large, sends, waits_for_client);
+            let accepted = self.client.accepted.get();
+            moved |= self.pace.poll(cx, &self.state.core, &self.large, accepted, waits_for_client);
             moved |= fired(&mut self.pause, cx);
             if fired(&mut self.half_closed, cx) {
                 return Poll::Ready(false);
             }
             if fired(&mut self.stalled, cx) {
-                if sending.is_some() && self.client.sends.get() == self.sends_at_stall {
+                if sending.is_some() && self.client.accepted.get() == self.accepted_at_stall {
                     return Poll::Ready(false);
                 }
                 moved = true;
@@ -379,7 +389,7 @@ impl Connection {
         let mut moved = self.session.replies.collect(cx);
         moved |= self.session.has_got_room();
         moved |= self.session.has_pushes(self.is_caught_up());
-        // It has just begun to wait: the turn starts the sweep for clients that read nothing.
+        // It has just begun to wait: the turn starts the sweep for clients that read too little.
         moved |= self.client.waits_for_room.get() && self.sweep.is_none();
         moved |= self.large.waits()
             && self.large.admit(self.input.room_wanted(self.least), self.state.node.settings());
@@ -389,6 +399,14 @@ impl Connection {
             moved = true;
         }
         moved
+    }
+
+    /// Notes when the socket accepts something.
+    fn note_progress(&mut self) {
+        let accepted = self.client.accepted.get();
+        if accepted != std::mem::replace(&mut self.accepted, accepted) {
+            self.client.moved_ns.set(self.state.core.now_ns());
+        }
     }
 
     /// A send has finished.
@@ -412,10 +430,15 @@ impl Connection {
         let bytes = result?;
         if bytes == 0 {
             self.input.ended = true;
-            self.sends_at_half_close = self.client.sends.get();
+            self.accepted_at_half_close = self.client.accepted.get();
             return Ok(());
         }
         self.input.missing = None;
+        if self.accepted > 0 && !self.session.replies.is_busy() {
+            // It has got all replies.
+            let has_all = self.session.replies.unsent_bytes() == 0;
+            self.client.reads.set(has_all || self.client.reads.get());
+        }
         self.pace.add_received(bytes);
         self.client.active_ns.set(self.state.core.now_ns());
         self.state.count(|stats| {

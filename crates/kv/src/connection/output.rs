@@ -129,8 +129,8 @@ impl Output {
 /// The result of a send, and its buffers.
 pub(crate) type Sent = (io::Result<()>, Sending);
 
-/// Sends all bytes. `sends` counts the times that the socket accepted some.
-pub(crate) async fn send(socket: Socket, what: Sending, sends: Rc<Cell<u64>>) -> Sent {
+/// Sends all bytes. `accepted` counts the bytes that the socket has accepted.
+pub(crate) async fn send(socket: Socket, what: Sending, accepted: Rc<Cell<u64>>) -> Sent {
     match what {
         Sending::Bytes(mut bytes) => {
             let mut sent = 0;
@@ -141,15 +141,17 @@ pub(crate) async fn send(socket: Socket, what: Sending, sends: Rc<Cell<u64>>) ->
                     Ok(0) => {
                         return (Err(io::ErrorKind::WriteZero.into()), Sending::Bytes(bytes));
                     }
-                    Ok(taken) => sent += taken,
+                    Ok(taken) => {
+                        sent += taken;
+                        accepted.set(accepted.get() + taken as u64);
+                    }
                     Err(error) => return (Err(error), Sending::Bytes(bytes)),
                 }
-                sends.set(sends.get() + 1);
             }
             (Ok(()), Sending::Bytes(bytes))
         }
         Sending::Parts(parts) => {
-            let (result, parts) = socket.send_parts(parts, &sends).await;
+            let (result, parts) = socket.send_parts(parts, &accepted).await;
             (result, Sending::Parts(parts))
         }
     }

@@ -31,7 +31,7 @@ pub(super) struct Pace {
 /// The last check.
 struct Check {
     received: u64,
-    sends: u64,
+    accepted: u64,
     /// Since when the client has sent too little.
     since_ns: u64,
 }
@@ -41,13 +41,13 @@ impl Pace {
         self.received += bytes as u64;
     }
 
-    /// Starts or stops the timer. `sends` is the number of sends that the socket accepted.
-    pub fn set_timer(&mut self, core: &Core, large: &Large, sends: u64) {
+    /// Starts or stops the timer. `accepted` is the number of bytes that the socket has accepted.
+    pub fn set_timer(&mut self, core: &Core, large: &Large, accepted: u64) {
         if !large.has_room() {
             (self.timer, self.last) = (None, None);
         } else if self.timer.is_none() {
             let received = self.received;
-            self.last.get_or_insert_with(|| Check { received, sends, since_ns: core.now_ns() });
+            self.last.get_or_insert_with(|| Check { received, accepted, since_ns: core.now_ns() });
             let check_ns = large.patience_ns().map_or(LARGE_CHECK_NS, |ns| ns.min(LARGE_CHECK_NS));
             self.timer = Some(core.sleep_ns(check_ns));
         }
@@ -60,25 +60,28 @@ impl Pace {
         cx: &mut Context<'_>,
         core: &Core,
         large: &Large,
-        sends: u64,
+        accepted: u64,
         waits_for_client: bool,
     ) -> bool {
         if !fired(&mut self.timer, cx) {
             return false;
         }
         let now_ns = core.now_ns();
-        let last =
-            self.last.take().unwrap_or(Check { received: self.received, sends, since_ns: now_ns });
+        let last = self.last.take().unwrap_or(Check {
+            received: self.received,
+            accepted,
+            since_ns: now_ns,
+        });
         let sent_ns = (self.received - last.received) * 1_000_000_000 / LARGE_BYTES_PER_S;
         let since_ns = match large.patience_ns().filter(|_| waits_for_client) {
-            Some(patience_ns) if sends == last.sends => {
+            Some(patience_ns) if accepted == last.accepted => {
                 let since_ns = (last.since_ns + sent_ns).min(now_ns + LARGE_CREDIT_NS);
                 self.too_slow = now_ns.saturating_sub(since_ns) >= patience_ns;
                 since_ns
             }
             _ => now_ns,
         };
-        self.last = Some(Check { received: self.received, sends, since_ns });
+        self.last = Some(Check { received: self.received, accepted, since_ns });
         true
     }
 

@@ -47,8 +47,8 @@ pub(crate) struct KvStats {
     pub reads_waited: u64,
     /// Times a connection's commands waited for its client to read.
     pub slow_readers: u64,
-    /// Connections closed because their clients read nothing of their replies while others waited
-    /// for memory.
+    /// Connections closed because their clients read too little of their replies while others
+    /// waited for memory.
     pub slow_closed: u64,
     /// Transactions executed, and those not executed because a watched key was written.
     pub transactions: u64,

@@ -38,6 +38,9 @@ pub(crate) struct Noted {
     pub deadline: Deadline,
 }
 
+/// A key and a deadline of it that has passed.
+pub(crate) type Due = (Deadline, Vec<u8>);
+
 /// The deadlines, for the shard. Clones are the same.
 #[derive(Clone)]
 pub(crate) struct Ledger(Rc<State>);
@@ -138,17 +141,27 @@ impl Ledger {
         }
     }
 
-    /// Keys whose deadlines have passed, oldest first, at most `count`. Suspends for blocks.
-    pub async fn due(&self, count: usize, now_ms: u64) -> lsm::Result<Vec<(Deadline, Vec<u8>)>> {
+    /// Keys whose deadlines have passed, oldest first, at most `count`, after one of them or from
+    /// the beginning. Suspends for blocks.
+    pub async fn due(
+        &self,
+        after: Option<&Due>,
+        count: usize,
+        now_ms: u64,
+    ) -> lsm::Result<Vec<Due>> {
         let Some((reader, _)) = self.0.records.get() else { return Ok(Vec::new()) };
         let start = due_start(self.0.family);
+        let last = after.map(|(deadline, key)| due_key(self.0.family, *deadline, key));
         let options = IterOptions {
             prefix: Some(start.clone()),
             expected: Some(count),
             ..IterOptions::default()
         };
         let mut iter = reader.iter(RECORDS, options)?;
-        iter.seek(&start).await?;
+        iter.seek(last.as_ref().unwrap_or(&start)).await?;
+        if iter.valid() && last.is_some_and(|last| iter.key() == last) {
+            iter.next().await?;
+        }
         let mut found = Vec::new();
         while iter.valid() && found.len() < count && iter.key().first() == Some(&DUE) {
             match parse_due(iter.key()) {
@@ -167,23 +180,23 @@ impl Ledger {
     ///
     /// # Errors
     /// Those of the engine.
-    pub async fn settle(&self, done: &[(Deadline, Vec<u8>)]) -> lsm::Result<()> {
+    pub async fn settle(&self, done: &[Due]) -> lsm::Result<()> {
         let state = &*self.0;
         let _turn = state.turn().await;
         let Some((reader, writer)) = state.records.get() else { return Ok(()) };
         let (mut batch, mut fewer) = (BatchWriter::new(), 0);
         let mut left: BTreeMap<&[u8], Vec<Entry>> = BTreeMap::new();
-        for (deadline, key) in done {
-            let name = record_key(state.family, key);
-            batch.delete(RECORDS, &due_key(state.family, *deadline, key));
-            if !left.contains_key(&key[..]) {
-                let record = reader.get(RECORDS, &name, None).await?;
-                let Some(record) = record else { continue };
-                left.insert(key, decode(&record).collect());
-            }
-            if let Some(entries) = left.get_mut(&key[..]) {
+        for some in done.chunks(TOGETHER) {
+            let names: Vec<_> = some.iter().map(|(_, key)| record_key(state.family, key)).collect();
+            let names: Vec<&[u8]> = names.iter().map(Vec::as_slice).collect();
+            let found = reader.multi_get(RECORDS, &names, None).await;
+            for ((deadline, key), record) in some.iter().zip(found) {
+                batch.delete(RECORDS, &due_key(state.family, *deadline, key));
+                let Some(record) = record? else { continue };
+                let entries = left.entry(key).or_insert_with(|| decode(&record).collect());
                 entries.retain(|entry| entry.deadline != *deadline);
             }
+            state.core.yield_now().await;
         }
         for (key, entries) in left {
             let name = record_key(state.family, key);

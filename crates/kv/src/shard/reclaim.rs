@@ -8,6 +8,7 @@
 use std::rc::Rc;
 
 use crate::command::operation::Operation;
+use crate::expiry::ledger::Due;
 use crate::shard::answers::Origin;
 use crate::shard::change::{Answer, Change};
 use crate::shard::parcel::AnswerSlot;
@@ -15,26 +16,43 @@ use crate::shard::{CALLER, ShardState};
 
 /// Between two rounds without work.
 const PAUSE_NS: u64 = 100_000_000;
-/// Keys removed in a round.
-const KEYS: usize = 256;
+/// Keys removed in a round. Their changes are made in one turn of the core, which requests wait
+/// for.
+const KEYS: usize = 32;
+/// After a round it pauses for as long as the round took, but not longer than this.
+const PAUSE_NS_MAX: u64 = 5_000_000;
+
+/// Rounds after which it begins with the oldest deadline again.
+const ROUNDS: usize = 1 << 15;
 
 /// Reclaims until cancelled.
+///
+/// A round goes on after the last deadline of the one before. Those before it leave tombstones,
+/// which a round that began with the oldest would pass, until they are merged: of millions of
+/// deadlines most of the time would go there.
 pub(super) async fn reclaim_all(shard: Rc<ShardState>) {
+    let (mut last, mut rounds) = (None, 0);
     loop {
         shard.ledger.wait().await;
-        let done = round(&shard).await;
-        if done < KEYS {
+        let before_ns = shard.core.now_ns();
+        last = round(&shard, last.as_ref()).await;
+        let took_ns = shard.core.now_ns().saturating_sub(before_ns);
+        rounds = if last.is_some() { rounds + 1 } else { 0 };
+        if rounds == ROUNDS {
+            (last, rounds) = (None, 0);
+        } else if last.is_none() {
             shard.core.sleep_ns(PAUSE_NS).await;
+        } else {
+            shard.core.sleep_ns(took_ns.min(PAUSE_NS_MAX)).await;
         }
     }
 }
 
-/// Removes some keys; returns how many deadlines are dealt with.
-async fn round(shard: &Rc<ShardState>) -> usize {
-    let Ok(due) = shard.ledger.due(KEYS, shard.core.unix_time_ms()).await else { return 0 };
-    if due.is_empty() {
-        return 0;
-    }
+/// Removes some keys, whose deadlines come after the `last` one dealt with. Returns the last one
+/// now if there may be more after it; `None` if there are none, or something is to be tried again.
+async fn round(shard: &Rc<ShardState>, last: Option<&Due>) -> Option<Due> {
+    let now_ms = shard.core.unix_time_ms();
+    let due = shard.ledger.due(last, KEYS, now_ms).await.ok().filter(|due| !due.is_empty())?;
     let changes = due.iter().map(|(deadline, key)| {
         let mut change = Change::of(Operation::Reclaim);
         change.also_put(key, &deadline.unix_ms().unwrap_or(0).to_be_bytes());
@@ -55,8 +73,6 @@ async fn round(shard: &Rc<ShardState>) -> usize {
     let mut gone = gone.into_iter();
     let done: Vec<_> = due.into_iter().filter(|_| gone.next() == Some(true)).collect();
     // What is not removed now is tried again.
-    match shard.ledger.settle(&done).await {
-        Ok(()) => done.len(),
-        Err(_) => 0,
-    }
+    shard.ledger.settle(&done).await.ok()?;
+    if done.len() < KEYS { None } else { done.into_iter().next_back() }
 }

@@ -400,6 +400,115 @@ fn values_that_found_no_memory_at_first_are_admitted_by_their_length() {
     });
 }
 
+/// The length of a reply of which two exceed the limit of [`scarce`].
+const LONG: usize = 9000;
+
+/// A stage where what a client does not read soon stops the node.
+fn scarce<F, Fut>(seed: u64, clients: F)
+where
+    F: Fn(Core, Rc<Stage>) -> Fut + 'static,
+    Fut: Future<Output = ()> + 'static,
+{
+    let settings = Settings { unsent_total_bytes_max: LONG * 3 / 2, ..small() };
+    let net = NetConfig { window: 2 << 10, ..NetConfig::default() };
+    stage_over(net, seed, settings, 8 << 20, clients);
+}
+
+fn ask_for_long() -> Vec<u8> {
+    let mut request = Vec::new();
+    write_command(&mut request, &[b"ECHO", &[b'x'; LONG]]);
+    request
+}
+
+/// Clients that ask `times` times for a long reply, and do not read.
+async fn hoarders(core: &Core, stage: &Stage, count: usize, times: usize) -> Vec<Client> {
+    let mut clients = Vec::new();
+    for _ in 0..count {
+        let client = Client::connect(core, &stage.world);
+        let (socket, request) = (client.socket.clone(), ask_for_long().repeat(times));
+        core.spawn(Class::Foreground, async move { socket.send(request).await.0 });
+        clients.push(client);
+    }
+    core.sleep_ns(50_000_000).await;
+    clients
+}
+
+/// Gets a long reply, and returns how long that took.
+async fn get_long(core: &Core, client: &mut Client) -> u64 {
+    let before_ns = core.now_ns();
+    client.send(ask_for_long()).await.unwrap();
+    let reply = client.reply().await.expect("a client that reads is not closed");
+    assert_eq!(reply.as_bytes().map(<[u8]>::len), Some(LONG));
+    core.now_ns() - before_ns
+}
+
+/// Replies longer than half the limit are admitted one or two at a time. A client that had read all
+/// its replies so far once waited until each client before it had been closed.
+#[test]
+fn a_client_that_reads_does_not_queue_after_many_that_have_not_read_yet() {
+    for seed in seeds(6) {
+        scarce(seed, |core, stage| async move {
+            let mut reads = Client::connect(&core, &stage.world);
+            reads.call(&["PING"]).await;
+            let greedy = hoarders(&core, &stage, 60, 5).await;
+            for round in 0..8 {
+                let waited_ns = get_long(&core, &mut reads).await;
+                let seed = stage.seed;
+                assert!(waited_ns < 3_000_000_000, "seed {seed}, round {round}: {waited_ns} ns");
+            }
+            // A client that has not shown yet that it reads has its turn, too.
+            get_long(&core, &mut Client::connect(&core, &stage.world)).await;
+            for client in &greedy {
+                client.socket.shutdown();
+            }
+        });
+    }
+}
+
+/// The time for which a client has stood still once began when another client began to wait.
+#[test]
+fn clients_that_have_long_stood_still_are_closed_as_soon_as_another_waits() {
+    for seed in seeds(6) {
+        scarce(seed, |core, stage| async move {
+            let mut greedy = Vec::new();
+            for _ in 0..4 {
+                // At most two on each core hold replies.
+                greedy.extend(hoarders(&core, &stage, 1, 1).await);
+            }
+            core.sleep_ns(30_000_000_000).await;
+            let mut reads = Client::connect(&core, &stage.world);
+            let waited_ns = get_long(&core, &mut reads).await;
+            assert!(waited_ns < 1_000_000_000, "seed {}: {waited_ns} ns", stage.seed);
+        });
+    }
+}
+
+/// A client that reads a little at a time once kept its memory for as long as it liked.
+#[test]
+fn clients_that_read_hardly_anything_are_closed_when_others_wait() {
+    for seed in seeds(6) {
+        scarce(seed, |core, stage| async move {
+            let slow: Vec<_> = hoarders(&core, &stage, 6, 5)
+                .await
+                .into_iter()
+                .map(|client| {
+                    let core = core.clone();
+                    core.clone().spawn(Class::Foreground, async move {
+                        // Reads until it is closed.
+                        while matches!(client.socket.recv(Vec::new(), 100).await.0, Ok(1..)) {
+                            core.sleep_ns(200_000_000).await;
+                        }
+                    })
+                })
+                .collect();
+            let mut reads = Client::connect(&core, &stage.world);
+            let waited_ns = get_long(&core, &mut reads).await;
+            assert!(waited_ns < 20_000_000_000, "seed {}: {waited_ns} ns", stage.seed);
+            slow.into_iter().for_each(reactor::JoinHandle::cancel);
+        });
+    }
+}
+
 #[test]
 fn connections_that_break_anywhere_release_everything() {
     for seed in seeds(12) {

@@ -247,11 +247,12 @@ impl Socket {
     }
 
     /// Sends all the pieces in order, shared ones without a copy; waits while the socket is full.
-    /// Returns the emptied vector for reuse. `sends` counts the sends that took bytes.
+    /// Returns the emptied vector for reuse. `accepted` counts the bytes that the socket has
+    /// accepted.
     pub async fn send_parts(
         &self,
         mut parts: Vec<Part>,
-        sends: &Cell<u64>,
+        accepted: &Cell<u64>,
     ) -> (io::Result<()>, Vec<Part>) {
         let total: usize = parts.iter().map(Part::len).sum();
         let mut sent = 0;
@@ -289,7 +290,7 @@ impl Socket {
                 Ok(0) => return (Err(io::ErrorKind::WriteZero.into()), parts),
                 Ok(n) => {
                     sent += n;
-                    sends.set(sends.get() + 1);
+                    accepted.set(accepted.get() + n as u64);
                 }
                 Err(error) => return (Err(error), parts),
             }

@@ -284,6 +284,10 @@ impl Replies {
     pub fn take(&mut self) -> Option<Sending> {
         let Batch { sending, bytes, pinned_bytes } = self.output.take()?;
         (self.sending_bytes, self.sending_pinned_bytes) = (bytes, pinned_bytes);
+        self.client.moved_ns.set(self.state.core.now_ns());
+        if bytes > Settings::REPLY_BYTES_SMALL {
+            self.client.reads.set(false);
+        }
         Some(sending)
     }
 
