@@ -84,6 +84,8 @@ STORIES = [
     "MULTI;HELLO 2;GET nokey;MGET a b;EXEC;GET nokey",
     "MSET a 1 b 2 cc 3;MULTI;DEL b;KEYS ?;FLUSHALL;KEYS *;SET dd 1;KEYS *;EXEC;KEYS *",
     "COMMAND GETKEYS WATCH a b;COMMAND GETKEYS EXEC",
+    "SET a 1 EX 100;MULTI;SET a 2;SET b 1;MSET c 1 a 3;EXEC;TTL a;DBSIZE;MULTI;SET a 4;PING;SET b 5 NONSENSE;SET a 6;SET '' 7;EXEC;MGET a b c '';DBSIZE;INCR a",
+    "WATCH a b;2:MULTI;2:SET b 1;2:SET c 1;2:EXEC;MULTI;SET a 1;SET b 2;EXEC;MGET a b c;WATCH a;MULTI;SET b 2;EXEC;2:SET a 1;MULTI;SET a 3;EXEC;MGET a b c",
     "SET a 1;MULTI;RENAME a b;GET b;RENAME a b;COPY b c;COPY b c;COPY b c REPLACE;RENAMENX b c;RENAMENX b d;MGET a b c d;RENAME d d;RENAMENX d d;RENAME x x;RENAMENX x d;COPY x y;COPY d d;EXEC;MGET a b c d;DBSIZE",
     "MSET a 1 b 2;MULTI;DBSIZE;RENAME a b;DBSIZE;COPY b a;DBSIZE;RENAME a a;GET a;FLUSHALL;RENAME b c;SETBIT b 1 1;COPY b c;RENAMENX b c;RENAME b b;DBSIZE;EXEC;MGET a b c;DBSIZE",
     "MSET a 1 b 2;MULTI;DEL a;RENAME a b;COPY b a;INCR a;RENAME a b;APPEND b x;GET b;EXISTS a;DEL b;DBSIZE;EXEC;MGET a b;DBSIZE",
@@ -399,7 +401,10 @@ def test_after_kill_9_a_transaction_is_there_as_a_whole_or_not_at_all(tmp_path, 
                             low, high = seen[number]
                             next_ = str(low + 1)
                             stream = [["MULTI"], ["SET", f"first:{number}", next_], ["DECRBY", a, "7"], ["INCRBY", b, "7"], ["SET", f"second:{number}", next_], ["EXEC"]]
-                            if rng.random() < 0.1:
+                            if rng.random() < 0.3:
+                                # It only sets keys.
+                                del stream[2:4]
+                            elif rng.random() < 0.1:
                                 # The same with a command that concerns all keys.
                                 stream.insert(3, ["DBSIZE"])
                             seen[number] = (low, low + 1)
@@ -441,6 +446,13 @@ def test_a_full_disk_refuses_exec_as_a_whole(tmp_path):
                 done += 1
                 assert reply == [done, OK]
             assert client.call("EXISTS", f"large:{number}") == int(isinstance(reply, list))
+            if isinstance(reply, resp.Error):
+                # So is one that only sets keys, as long as the disk is full.
+                stream = [["MULTI"], *(["SET", f"{name}:{number}", random.randbytes(16_000)] for name in "abc"), ["EXEC"]]
+                client.send(b"".join(resp.encode(*words) for words in stream))
+                reply = [client.reply() for _ in stream][-1]
+                assert reply == [OK] * 3 or reply.startswith("EXECABORT Transaction discarded because of: MISCONF "), reply
+                assert client.call("EXISTS", *(f"{name}:{number}" for name in "abc")) == 3 * isinstance(reply, list)
             if refused == 3:
                 break
         assert refused == 3 and int(client.call("GET", "counter")) == done

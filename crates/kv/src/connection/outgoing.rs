@@ -190,7 +190,8 @@ pub(super) fn range_of(start: RangeBound<'_>, end: RangeBound<'_>) -> KeyRange {
     }
 }
 
-fn put_pairs(change: &mut Change, pairs: Args<'_>) {
+/// Adds keys and values by turns.
+pub(super) fn put_pairs(change: &mut Change, pairs: Args<'_>) {
     for at in (0..pairs.len()).step_by(2) {
         change.also_put(pairs.get(at), pairs.get(at + 1));
     }

@@ -5,8 +5,9 @@
 //!    than half of their memory, the longest is dropped and its transaction aborted; and a quarter
 //!    is for short queues. So clients with long queues do not refuse the transactions of others.
 //! 2. `EXEC` sends the commands that concern keys to the shard, as one change (`shard::execute`),
-//!    and waits at the beginning of the input, so no later command is taken. A node that only reads
-//!    executes them here.
+//!    and waits at the beginning of the input, so no later command is taken. If these only set
+//!    keys, that is a change like the one of `MSET` ([`Queue::puts`]): there is nothing to execute.
+//!    A node that only reads executes them here.
 //! 3. With the shard's answers the queue is gone through: commands that concern keys are answered
 //!    by them, all others are executed now, like commands outside a transaction.
 //!
@@ -33,7 +34,7 @@ use crate::command::parse::{Parsed, Permissions, parse};
 use crate::command::refusal::Refusal;
 use crate::command::spec::CommandId;
 use crate::command::table;
-use crate::connection::outgoing::{change_of, range_of};
+use crate::connection::outgoing::{change_of, put_pairs, range_of};
 use crate::connection::replies::write_answer;
 use crate::connection::session::{Session, owned};
 use crate::read::small;
@@ -90,6 +91,11 @@ const VALUE_BYTES: usize = 1024;
 /// Most memory that is taken for the replies of a transaction before their length is known.
 const REPLIES_BYTES_MAX: usize = 64 * 1024;
 
+/// Longest queue whose commands are sent as one change that sets keys.
+const PUTS_BYTES_MAX: usize = 64 * 1024;
+/// Memory of a list of a queue up to which it doubles when it grows.
+const DOUBLED_BYTES_MAX: usize = 2048;
+
 /// Longest payload of a `RESTORE`, which a transaction unpacks in one go.
 const RESTORE_BYTES_MAX: usize = 64 * 1024;
 
@@ -106,6 +112,8 @@ pub(super) struct Queue {
     /// Commands that concern keys, and whether some of them may write.
     steps: usize,
     writes: bool,
+    /// Those of them that set keys whatever was there: `SET` without options, and `MSET`.
+    puts: usize,
     /// Commands with replies of their own that may be long.
     reports: usize,
     /// Its part of the core's limit.
@@ -122,6 +130,7 @@ impl Queue {
             revoked: false,
             steps: 0,
             writes: false,
+            puts: 0,
             reports: 0,
             room: all.share(),
         }
@@ -162,19 +171,45 @@ impl Queue {
 
     /// The commands in order.
     pub(super) fn commands(&self) -> impl ExactSizeIterator<Item = Args<'_>> {
-        let begins = std::iter::once((0, 0)).chain(self.ends.iter().copied());
-        let pairs = self.ends.iter().zip(begins.collect::<Vec<_>>());
-        pairs.map(|(&(end, spans_end), (begin, spans_begin))| {
-            Args::new(&self.bytes[begin..end], &self.spans[spans_begin..spans_end])
+        let (mut begin, mut spans_begin) = (0, 0);
+        self.ends.iter().map(move |&(end, spans_end)| {
+            let args = Args::new(&self.bytes[begin..end], &self.spans[spans_begin..spans_end]);
+            (begin, spans_begin) = (end, spans_end);
+            args
         })
+    }
+
+    /// The change of commands that only set keys, if they are few and short: it leaves what the
+    /// commands leave one after the other, and is answered by [`Answer::Ok`] for all of them.
+    fn puts(&self, permissions: Permissions) -> Option<Change> {
+        let is_small = self.bytes.len() <= PUTS_BYTES_MAX
+            && self.puts * REPLY_BYTES <= Settings::REPLY_BYTES_SMALL;
+        if self.puts == 0 || self.puts != self.steps || !is_small {
+            return None;
+        }
+        let mut change = Change::puts();
+        change.batch.reserve(self.bytes.len());
+        for args in self.commands() {
+            match parse(args, permissions).command {
+                Ok(Command::Write(WriteCommand::Put(key, value))) => change.also_put(key, value),
+                Ok(Command::Write(WriteCommand::PutAll(pairs))) => put_pairs(&mut change, pairs),
+                // It does not concern keys.
+                _ => {}
+            }
+        }
+        Some(change)
     }
 }
 
-/// The capacity that a list has after it has grown by `more`: a quarter more than it needs, so that
-/// the memory of a queue is known and it is seldom copied.
+/// The capacity that a list has after it has grown by `more`: a quarter more than it needs, or
+/// twice that if it is short, so that the memory of a queue is known and it is seldom copied.
 fn room_for<T>(list: &Vec<T>, more: usize) -> usize {
     let needed = list.len() + more;
-    if needed <= list.capacity() { list.capacity() } else { needed + needed / 4 }
+    match needed {
+        _ if needed <= list.capacity() => list.capacity(),
+        _ if needed * size_of::<T>() <= DOUBLED_BYTES_MAX / 2 => needed * 2,
+        _ => needed + needed / 4,
+    }
 }
 
 /// The state of an `EXEC` at the beginning of the input.
@@ -231,6 +266,11 @@ fn is_step(command: &Command<'_>) -> bool {
             | Command::Keys(_)
             | Command::Range(_)
     )
+}
+
+/// Whether a command sets keys whatever was there, and is answered by `OK`.
+fn is_put(command: &Command<'_>) -> bool {
+    matches!(command, Command::Write(WriteCommand::Put(..) | WriteCommand::PutAll(_)))
 }
 
 /// Whether Redis does not allow a command inside a transaction.
@@ -316,6 +356,7 @@ impl Session {
             }
             if let Ok(command) = &parsed.command {
                 queue.steps += usize::from(is_step(command));
+                queue.puts += usize::from(is_put(command));
                 queue.writes |= command.access() == Access::Write;
             }
             self.client.queued.set(queue.ends.len() as i64);
@@ -337,6 +378,9 @@ impl Session {
     /// Why a command cannot be part of a transaction, if so.
     fn refusal_inside(&self, command: &Command<'_>, name: &str) -> Option<Refusal<'static>> {
         match command {
+            // The most frequent commands need no look-up in the table.
+            Command::One(..) => None,
+            _ if is_put(command) => None,
             _ if is_forbidden(name) => Some(NOT_INSIDE),
             Command::Scan(_) | Command::RandomKey => Some(NO_CURSORS),
             // These do not read keys.
@@ -414,6 +458,16 @@ impl Session {
             return true;
         }
         let permissions = self.inside();
+        // A connection that watches or tracks keys has more to find out.
+        let is_plain = self.watching.is_none()
+            && !self.client.tracking.is_on()
+            && self.state.node.is_writable();
+        if is_plain && let Some(change) = queue.puts(permissions) {
+            let slot = self.send_transaction(change);
+            self.replies.execute(slot);
+            self.executing = Executing::Sent;
+            return false;
+        }
         let commands = queue.commands().filter_map(|args| parse(args, permissions).command.ok());
         let list: Vec<Step> = commands.filter_map(step_of).collect();
         let reply_bytes_max = match self.executing {
@@ -438,15 +492,22 @@ impl Session {
         false
     }
 
-    fn send_steps(&mut self, steps: Steps) -> Rc<AnswerSlot> {
+    /// Sends the change of a transaction to the shard.
+    fn send_transaction(&mut self, change: Change) -> Rc<AnswerSlot> {
         self.send_writes();
-        let state = &self.state;
-        if state.node.is_writable() {
+        let (state, weight) = (&self.state, change.weight());
+        let (core, id) = (state.core.id(), self.client.id);
+        state.writes.send(&state.posters, core, id, vec![change], weight)
+    }
+
+    fn send_steps(&mut self, steps: Steps) -> Rc<AnswerSlot> {
+        if self.state.node.is_writable() {
             let mut change = Change::execute(steps);
             change.tells = self.client.tracking.tells_itself(self.client.id);
-            let (core, weight) = (state.core.id(), change.weight());
-            return state.writes.send(&state.posters, core, self.client.id, vec![change], weight);
+            return self.send_transaction(change);
         }
+        self.send_writes();
+        let state = &self.state;
         let slot = Rc::new(AnswerSlot::default());
         let (state, answered) = (state.clone(), slot.clone());
         self.state.core.spawn(Class::Foreground, async move {
@@ -533,6 +594,8 @@ impl Session {
         };
         let answers = match answer {
             Answer::Executed(answers) => answers,
+            // All of them only set keys.
+            Answer::Ok => vec![Answer::Ok; queue.steps],
             Answer::Conflict => {
                 self.watching = None;
                 self.forget_uses(uses);
@@ -644,6 +707,42 @@ mod tests {
         assert!(with(lines[0], |args| b.add(args, &all, 1000)));
         drop((a, b));
         assert_eq!(all.get(), 0);
+    }
+
+    #[test]
+    fn commands_that_only_set_keys_are_one_change() {
+        let all = Gauge::default();
+        let permissions = Permissions { write: true, enter: true, debug: false };
+        let entries_of = |lines: &[&str]| {
+            let mut queue = Queue::new(&all);
+            for line in lines {
+                with(line, |args| {
+                    if let Ok(command) = parse(args, permissions).command {
+                        queue.steps += usize::from(is_step(&command));
+                        queue.puts += usize::from(is_put(&command));
+                    }
+                    assert!(queue.add(args, &all, 1 << 20));
+                });
+            }
+            queue.puts(permissions).map(|mut change| {
+                let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+                let entries =
+                    change.entries().map(|(key, value)| text(key) + &text(value.unwrap()));
+                entries.collect::<Vec<_>>().join(" ")
+            })
+        };
+        let puts = entries_of(&["set a 1", "mset b 2 a 3", "ping", "set c 4 nonsense", "set a 5"]);
+        assert_eq!(puts.as_deref(), Some("a1 b2 a3 a5"));
+        for other in
+            ["get a", "set a 1 nx", "set a 1 ex 9", "incr a", "dbsize", "flushall", "del a"]
+        {
+            assert_eq!(entries_of(&["set a 1", other]), None, "{other}");
+        }
+        assert_eq!(entries_of(&["ping"]), None);
+        assert_eq!(entries_of(&["set a 1"; Settings::REPLY_BYTES_SMALL / REPLY_BYTES + 1]), None);
+        let long = format!("set a {}", "x".repeat(PUTS_BYTES_MAX / 64));
+        assert!(entries_of(&[&long[..]; 60]).is_some());
+        assert_eq!(entries_of(&[&long[..]; 64]), None);
     }
 
     #[test]
