@@ -4,7 +4,7 @@
 //! cargo run --release -p millrace --example cost -- /tmp/cost          # cached gets
 //! cargo run --release -p millrace --example cost -- /tmp/cost cold     # gets with a small cache
 //! cargo run --release -p millrace --example cost -- /tmp/cost power    # durable sets
-//! cargo run --release -p millrace --example cost -- /tmp/cost process  # sets that survive the process
+//! cargo run --release -p millrace --example cost -- /tmp/cost process  # the process may die
 //! ```
 //!
 //! The database gets a million values of 100 bytes if it has none. `bench/peers/examples/tokio.rs`
