@@ -4,7 +4,7 @@
 //! ```text
 //! cargo run --release --example tokio -- DIR gets direct      # cached, called by the task itself
 //! cargo run --release --example tokio -- DIR cold blocking    # direct reads, by spawn_blocking
-//! cargo run --release --example tokio -- DIR rocksdb power    # sets by 64 tasks, by spawn_blocking
+//! cargo run --release --example tokio -- DIR rocksdb power    # sets, by spawn_blocking
 //! cargo run --release --example tokio -- DIR fjall process    # the same with fjall, or redb
 //! ```
 //!
