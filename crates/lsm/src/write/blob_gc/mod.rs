@@ -47,15 +47,17 @@ mod tables;
 const SPACE_MAX_RATIO: f64 = 2.0;
 /// The family whose options new families get.
 const DEFAULT_FAMILY: &str = "default";
-/// Garbage is collected from this part of the way to the limit on.
-const START: f64 = 0.6;
+/// Garbage is collected from this part of the way to the limit on: the later, the less of what is
+/// moved is still alive.
+const START: f64 = 0.9;
 /// Garbage of less than this part of the live bytes is left, or of less than half of what the limit
 /// allows, or of less than one file.
 const GARBAGE_PART: f64 = 0.25;
 /// Garbage of fewer bytes is left, however few bytes are alive.
 const GARBAGE_MIN: u64 = 64 << 10;
-/// A collection moves at most this part of the live bytes: it needs as much space for a while.
-const MOVED_PART: u64 = 8;
+/// A collection moves at most this part of the live bytes: it needs as much space for a while, in
+/// which there is less for garbage.
+const MOVED_PART: u64 = 20;
 /// Most values that a collection moves: their places are held in memory, about 150 bytes each.
 const VALUES_MAX: u64 = 100_000;
 /// Shortest and longest pause after a failure, in nanoseconds.
