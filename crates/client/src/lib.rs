@@ -74,10 +74,10 @@
 //! A deadline that passes is no write: the server invalidates the key when it notices, and until
 //! then a cached value may be returned, also after [`Client::wait_coherent`]. A Millrace node
 //! removes keys in the order of their deadlines, Redis when somebody asks for them and by samples;
-//! both look ten times a second, and fall behind when very many keys end at once. After
-//! [`Client::ttl`] has said that a key has ended, or the server has in any other way that this
-//! client has heard of, its value is not returned any more. Where the deadline itself must be kept,
-//! ask a client without a cache, or `ttl`.
+//! both look ten times a second, and fall behind when very many keys end at once. Once
+//! [`Client::ttl`] has answered that there is no such key, no older value is returned. For a key
+//! whose deadline must be kept to the moment, use a client without a cache, or ask for its `ttl`
+//! first.
 
 #![forbid(unsafe_code)]
 
