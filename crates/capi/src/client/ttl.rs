@@ -17,7 +17,7 @@ pub(super) fn left_ms(ttl: Ttl) -> i64 {
     }
 }
 
-/// See [`client::blocking::Client::set_with_ttl`](millrace::client::blocking::Client::set_with_ttl).
+/// See [`Client::set_with_ttl`](millrace::blocking::Client::set_with_ttl).
 ///
 /// # Safety
 /// The [contract](crate#contract).
@@ -37,7 +37,7 @@ pub unsafe extern "C" fn millrace_client_set_with_ttl(
     })
 }
 
-/// See [`client::blocking::Client::expire`](millrace::client::blocking::Client::expire).
+/// See [`Client::expire`](millrace::blocking::Client::expire).
 ///
 /// # Safety
 /// The [contract](crate#contract).
@@ -62,7 +62,7 @@ pub unsafe extern "C" fn millrace_client_expire(
     })
 }
 
-/// See [`client::blocking::Client::persist`](millrace::client::blocking::Client::persist).
+/// See [`Client::persist`](millrace::blocking::Client::persist).
 ///
 /// # Safety
 /// The [contract](crate#contract).
@@ -85,7 +85,7 @@ pub unsafe extern "C" fn millrace_client_persist(
     })
 }
 
-/// See [`client::blocking::Client::ttl`](millrace::client::blocking::Client::ttl).
+/// See [`Client::ttl`](millrace::blocking::Client::ttl).
 ///
 /// # Safety
 /// The [contract](crate#contract).
