@@ -289,3 +289,38 @@ def test_many_connections_are_tracked(tmp_path, long):
         finally:
             for reader in readers:
                 reader.socket.close()
+
+
+def test_a_node_that_only_reads_tells_of_keys_that_end(tmp_path):
+    """It removes nothing, so nothing else would tell a cache."""
+    lives = (3, 6, 12, 24, 48)
+    with millrace.node(tmp_path / "db", tmp_path / "log", writes=True) as node, node.connect() as client:
+        for seconds in lives:
+            client.call("SET", f"k{seconds}", "v", "PX", 1000 * seconds)
+        client.call("SET", "stays", "v")
+    with (
+        millrace.node(tmp_path / "db", tmp_path / "log", "--cores", "2") as node,
+        resp.Connection(node.port, timeout=60) as reader,
+        resp.Connection(node.port, timeout=60) as listener,
+    ):
+        for connection, mode in ((reader, []), (listener, ["BCAST"])):
+            assert connection.call("HELLO", 3)[b"proto"] == 3
+            assert connection.call("CLIENT", "TRACKING", "ON", *mode) == b"OK"
+        told = []
+
+        def get(key):
+            reader.send(resp.encode("GET", key))
+            while isinstance(reply := reader.reply(), resp.Push):
+                told.append(reply)
+            return reply
+
+        # The first one that has not ended yet.
+        key = next(f"k{seconds}".encode() for seconds in lives if get(f"k{seconds}") == b"v")
+        assert get("stays") == b"v"
+        while [b"invalidate", [key]] not in told:
+            push = reader.reply()
+            assert isinstance(push, resp.Push)
+            told.append(push)
+        assert get(key) == resp.Null() and [b"invalidate", [b"stays"]] not in told
+        while key not in (push := listener.reply())[1]:
+            assert push[0] == b"invalidate"

@@ -407,9 +407,9 @@ class ClientTransaction(_Work):
             value = await self._raw.get(key)
         return default if value is None else value
 
-    def set(self, key: "Buffer", value: "Buffer") -> None:
-        """Sets a key at the commit."""
-        self._raw.set(key, value)
+    def set(self, key: "Buffer", value: "Buffer", *, ttl: float | None = None) -> None:
+        """Sets a key at the commit. With `ttl` the server removes it after so many seconds."""
+        self._raw.set(key, value, ttl=ttl)
 
     def delete(self, key: "Buffer") -> None:
         """Deletes a key at the commit."""
@@ -438,9 +438,23 @@ class Client:
         """Looks up many keys."""
         return cast("list[bytes | None]", await self._raw.multi_get(keys))
 
-    async def set(self, key: "Buffer", value: "Buffer") -> None:
-        """Sets a key. It is acknowledged when it is as durable as the server makes writes."""
-        await self._raw.set(key, value)
+    async def set(self, key: "Buffer", value: "Buffer", *, ttl: float | None = None) -> None:
+        """Sets a key. It is acknowledged when it is as durable as the server makes writes. With `ttl` the server removes
+        it after so many seconds, from then on; without, it has no deadline any more."""
+        await self._raw.set(key, value, ttl=ttl)
+
+    async def expire(self, key: "Buffer", ttl: float) -> bool:
+        """Gives a key that is there so many seconds to live, from now on. Returns whether there is such a key."""
+        return cast(bool, await self._raw.expire(key, ttl))
+
+    async def persist(self, key: "Buffer") -> bool:
+        """Takes the deadline of a key away. Returns whether it had one."""
+        return cast(bool, await self._raw.persist(key))
+
+    async def ttl(self, key: "Buffer") -> float | None:
+        """The seconds that a key lives from now on: math.inf if it has no deadline, None if there is no such key. The
+        server is asked, not the cache."""
+        return cast("float | None", await self._raw.ttl(key))
 
     async def delete(self, key: "Buffer") -> bool:
         """Deletes a key. Returns whether there was one."""

@@ -1,7 +1,8 @@
 //! What operations return, as Python objects.
 
+use millrace::client::Ttl;
 use pyo3::prelude::*;
-use pyo3::types::{PyBool, PyBytes, PyInt, PyList};
+use pyo3::types::{PyBool, PyBytes, PyFloat, PyInt, PyList};
 
 use crate::bytes;
 use crate::client::{self, Client};
@@ -25,6 +26,7 @@ pub enum Answer {
     ManyBytes(Vec<Option<Vec<u8>>>),
     Bool(bool),
     Count(u64),
+    Ttl(Ttl),
     Names(Vec<String>),
     Db(millrace::Db, Mode),
     Family(millrace::Db, millrace::ColumnFamily, Mode),
@@ -45,6 +47,11 @@ impl Answer {
             Answer::ManyBytes(values) => list(py, &values)?,
             Answer::Bool(is) => PyBool::new(py, is).to_owned().into_any().unbind(),
             Answer::Count(count) => PyInt::new(py, count).into_any().unbind(),
+            Answer::Ttl(Ttl::NoKey) => py.None(),
+            Answer::Ttl(Ttl::Forever) => PyFloat::new(py, f64::INFINITY).into_any().unbind(),
+            Answer::Ttl(Ttl::Left(left)) => {
+                PyFloat::new(py, left.as_secs_f64()).into_any().unbind()
+            }
             Answer::Names(names) => PyList::new(py, names)?.into_any().unbind(),
             Answer::Db(db, mode) => db::new(py, db, mode)?,
             Answer::Family(db, family, mode) => {

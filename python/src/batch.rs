@@ -4,6 +4,7 @@ use pyo3::prelude::*;
 
 use crate::bytes::Bytes;
 use crate::family::ColumnFamily;
+use crate::options::seconds;
 
 /// Writes to a database that are done together or not at all, in this order; see Db.write.
 #[pyclass(module = "millrace")]
@@ -99,9 +100,21 @@ impl ClientBatch {
         ClientBatch { batch: millrace::client::WriteBatch::new() }
     }
 
-    /// Sets a key.
-    fn set(&mut self, key: Bytes<'_, '_>, value: Bytes<'_, '_>) {
-        self.batch.set(key, value);
+    /// Sets a key. With `ttl` the server removes it after so many seconds, from the moment when it
+    /// makes the batch, which may have 4,000 such keys.
+    #[pyo3(signature = (key, value, *, ttl=None))]
+    fn set(
+        &mut self,
+        py: Python<'_>,
+        key: Bytes<'_, '_>,
+        value: Bytes<'_, '_>,
+        ttl: Option<f64>,
+    ) -> PyResult<()> {
+        match ttl {
+            None => self.batch.set(key, value),
+            Some(ttl) => self.batch.set_with_ttl(key, value, seconds(py, "ttl", ttl)?),
+        };
+        Ok(())
     }
 
     /// Deletes a key.

@@ -192,10 +192,45 @@ impl Client {
         call!(self, py, |client| client.multi_get(keys) => Answer::ManyBytes)
     }
 
-    /// Sets a key. It is acknowledged when it is as durable as the server makes writes.
-    fn set(&self, py: Python<'_>, key: Bytes<'_, '_>, value: Bytes<'_, '_>) -> PyResult<Py<PyAny>> {
+    /// Sets a key. It is acknowledged when it is as durable as the server makes writes. With `ttl`
+    /// the server removes it after so many seconds, from then on; without, it has no deadline any
+    /// more.
+    #[pyo3(signature = (key, value, *, ttl=None))]
+    fn set(
+        &self,
+        py: Python<'_>,
+        key: Bytes<'_, '_>,
+        value: Bytes<'_, '_>,
+        ttl: Option<f64>,
+    ) -> PyResult<Py<PyAny>> {
         let (key, value) = (key.as_ref().to_vec(), value.as_ref().to_vec());
-        call!(self, py, |client| client.set(key, value) => |()| Answer::Nothing)
+        match ttl {
+            None => call!(self, py, |client| client.set(key, value) => |()| Answer::Nothing),
+            Some(ttl) => {
+                let ttl = seconds(py, "ttl", ttl)?;
+                call!(self, py, |client| client.set_with_ttl(key, value, ttl) => |()| Answer::Nothing)
+            }
+        }
+    }
+
+    /// Gives a key that is there so many seconds to live, from now on. Returns whether there is
+    /// such a key.
+    fn expire(&self, py: Python<'_>, key: Bytes<'_, '_>, ttl: f64) -> PyResult<Py<PyAny>> {
+        let (key, ttl) = (key.as_ref().to_vec(), seconds(py, "ttl", ttl)?);
+        call!(self, py, |client| client.expire(key, ttl) => Answer::Bool)
+    }
+
+    /// Takes the deadline of a key away. Returns whether it had one.
+    fn persist(&self, py: Python<'_>, key: Bytes<'_, '_>) -> PyResult<Py<PyAny>> {
+        let key = key.as_ref().to_vec();
+        call!(self, py, |client| client.persist(key) => Answer::Bool)
+    }
+
+    /// The seconds that a key lives from now on: math.inf if it has no deadline, None if there is
+    /// no such key. The server is asked, not the cache.
+    fn ttl(&self, py: Python<'_>, key: Bytes<'_, '_>) -> PyResult<Py<PyAny>> {
+        let key = key.as_ref().to_vec();
+        call!(self, py, |client| client.ttl(key) => Answer::Ttl)
     }
 
     /// Deletes a key. Returns whether there was one.
@@ -325,7 +360,7 @@ impl Client {
         key: Bytes<'_, '_>,
         value: Bytes<'_, '_>,
     ) -> PyResult<()> {
-        self.set(py, key, value).map(drop)
+        self.set(py, key, value, None).map(drop)
     }
 
     /// Deletes a key; a key that is not there is no error.
@@ -402,11 +437,21 @@ impl ClientTransaction {
         Ok(or_default(py, found, default))
     }
 
-    /// Sets a key at the commit.
-    fn set(&self, py: Python<'_>, key: Bytes<'_, '_>, value: Bytes<'_, '_>) -> PyResult<()> {
-        self.slot.with(py, |work| match work {
-            Work::Blocking(transaction) => transaction.set(key, value),
-            Work::Loop(transaction) => transaction.set(key, value),
+    /// Sets a key at the commit. With `ttl` the server removes it after so many seconds.
+    #[pyo3(signature = (key, value, *, ttl=None))]
+    fn set(
+        &self,
+        py: Python<'_>,
+        key: Bytes<'_, '_>,
+        value: Bytes<'_, '_>,
+        ttl: Option<f64>,
+    ) -> PyResult<()> {
+        let ttl = ttl.map(|ttl| seconds(py, "ttl", ttl)).transpose()?;
+        self.slot.with(py, |work| match (work, ttl) {
+            (Work::Blocking(transaction), None) => transaction.set(key, value),
+            (Work::Blocking(transaction), Some(ttl)) => transaction.set_with_ttl(key, value, ttl),
+            (Work::Loop(transaction), None) => transaction.set(key, value),
+            (Work::Loop(transaction), Some(ttl)) => transaction.set_with_ttl(key, value, ttl),
         })
     }
 

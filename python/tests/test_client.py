@@ -1,6 +1,7 @@
 """Clients, of a node and of redis-server."""
 
 import asyncio
+import math
 import re
 import socket
 import subprocess
@@ -102,6 +103,67 @@ def test_everything_for_asyncio(server, request):
             await client.wait_coherent()
         with pytest.raises(millrace.ClosedError):
             await client.get(b"a")
+
+    asyncio.run(asyncio.wait_for(main(), 60))
+
+
+@pytest.mark.parametrize("options", [{}, {"cache": 1 << 20}])
+def test_keys_with_deadlines_for_threads(server, options):
+    with millrace.connect(server.address, timeout=10, **options) as client:
+        assert client.ttl(b"k") is None and client.expire(b"k", 60) is False and client.persist(b"k") is False
+        client.set(b"k", b"1", ttl=60)
+        assert client[b"k"] == b"1" and 30 < client.ttl(b"k") <= 60
+        assert client.persist(b"k") is True and client.ttl(b"k") == math.inf and client.persist(b"k") is False
+        assert client.expire(b"k", 0.5 * 3600) is True and 900 < client.ttl(b"k") <= 1800
+        client[b"k"] = b"2"
+        assert client.ttl(b"k") == math.inf
+        batch = millrace.ClientBatch()
+        batch.set(b"k", b"3", ttl=60)
+        batch.set(b"other", b"3")
+        client.write(batch)
+        assert client.multi_get([b"k", b"other"]) == [b"3", b"3"]
+        assert 30 < client.ttl(b"k") <= 60 and client.ttl(b"other") == math.inf
+        with client.transaction() as transaction:
+            assert transaction.get(b"k") == b"3"
+            transaction.set(b"other", b"4", ttl=60)
+            transaction.set(b"k", b"4")
+        assert client.ttl(b"k") == math.inf and 30 < client.ttl(b"other") <= 60
+        for impossible in (0, -1, math.nan, math.inf, 1e18):
+            for call in (client.set, batch.set):
+                with pytest.raises(millrace.InvalidOptionError):
+                    call(b"k", b"5", ttl=impossible)
+                    client.write(batch)
+            batch.clear()
+            with pytest.raises(millrace.InvalidOptionError):
+                client.expire(b"k", impossible)
+        assert client[b"k"] == b"4"
+        # It ends, whether the cache has it or not.
+        client.set(b"k", b"6", ttl=0.01)
+        deadline = time.monotonic() + 60
+        while client.get(b"k") is not None:
+            assert time.monotonic() < deadline
+        assert client.ttl(b"k") is None
+
+
+def test_keys_with_deadlines_for_asyncio(server):
+    async def main():
+        async with millrace.aio.connect(server.address, timeout=10, cache=1 << 20) as client:
+            assert await client.ttl(b"k") is None and await client.expire(b"k", 60) is False
+            await client.set(b"k", b"1", ttl=60)
+            assert 30 < await client.ttl(b"k") <= 60
+            assert await client.persist(b"k") is True and await client.persist(b"k") is False
+            assert await client.ttl(b"k") == math.inf
+            async with client.transaction() as transaction:
+                assert await transaction.get(b"k") == b"1"
+                transaction.set(b"k", b"2", ttl=60)
+            assert await client.get(b"k") == b"2" and 30 < await client.ttl(b"k") <= 60
+            with pytest.raises(millrace.InvalidOptionError):
+                await client.set(b"k", b"3", ttl=0)
+            assert await client.expire(b"k", 0.01) is True
+            await client.get(b"k")
+            while await client.ttl(b"k") is not None:
+                pass
+            assert await client.get(b"k") is None
 
     asyncio.run(asyncio.wait_for(main(), 60))
 

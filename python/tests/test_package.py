@@ -36,11 +36,15 @@ async def main() -> None:
             reveal_type(transaction)
     async with millrace.aio.connect("127.0.0.1:6379", cache=1 << 20) as client:
         reveal_type(await client.delete(b"k"))
+        reveal_type(await client.ttl(b"k"))
         reveal_type(client.cache_stats()["index_is_whole"])
 
 with millrace.connect("127.0.0.1:6379", cache=4 << 20, read_ahead=1 << 20, index=1 << 20) as client2:
     stats: millrace.CacheStats = client2.cache_stats()
     reveal_type(stats["index_load_time"])
+    reveal_type(client2.ttl(b"k"))
+    client2.set(b"k", b"v", ttl=0.5)
+    client2.set(b"k", b"v", ttl="1")  # type: ignore[arg-type]
 millrace.connect("127.0.0.1:6379", read_ahead="1M")  # type: ignore[arg-type]
 
 with millrace.open("db", memory=1 << 30) as db2:
@@ -55,7 +59,8 @@ with millrace.open("db", memory=1 << 30) as db2:
     assert done.returncode == 0, done.stdout + done.stderr
     revealed = re.findall(r'Revealed type is "(.*)"', done.stdout)
     simple = [text.replace("builtins.", "") for text in revealed]
-    expected = ["bytes | None", "bytes", "millrace.aio.Transaction", "bool", "bool", "float", "bytes | int", "bytes"]
+    expected = ["bytes | None", "bytes", "millrace.aio.Transaction", "bool", "float | None", "bool", "float", "float | None"]
+    expected += ["bytes | int", "bytes"]
     assert simple == expected
 
 

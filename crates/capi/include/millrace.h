@@ -50,6 +50,8 @@ typedef struct millrace_queue millrace_queue;
 typedef struct millrace_error millrace_error;
 typedef struct millrace_client millrace_client;
 typedef struct millrace_async_client millrace_async_client;
+typedef struct millrace_async_range millrace_async_range;
+typedef struct millrace_async_transaction millrace_async_transaction;
 typedef struct millrace_client_options millrace_client_options;
 typedef struct millrace_client_batch millrace_client_batch;
 typedef struct millrace_client_transaction millrace_client_transaction;
@@ -534,6 +536,33 @@ millrace_code millrace_client_multi_get(const millrace_client *client, const mil
 millrace_code millrace_client_set(const millrace_client *client, millrace_slice key, millrace_slice value,
                                   millrace_error **error);
 
+/* Sets a key that the server removes after so many milliseconds, from 1 to 2^62; they begin when it makes the write.
+ * millrace_client_set() and millrace_client_write() take such a deadline away. Other times are
+ * MILLRACE_INVALID_OPTION. */
+millrace_code millrace_client_set_with_ttl(const millrace_client *client, millrace_slice key, millrace_slice value,
+                                           uint64_t ttl_ms, millrace_error **error);
+
+/* Gives a key that is there so many milliseconds to live, from now on, instead of what it has. *existed tells whether
+ * there is such a key; it may be NULL. */
+millrace_code millrace_client_expire(const millrace_client *client, millrace_slice key, uint64_t ttl_ms, bool *existed,
+                                     millrace_error **error);
+
+/* Takes the deadline of a key away. *had_ttl tells whether it had one; it may be NULL. */
+millrace_code millrace_client_persist(const millrace_client *client, millrace_slice key, bool *had_ttl,
+                                      millrace_error **error);
+
+enum {
+  /* The key has no deadline. */
+  MILLRACE_FOREVER = -1,
+  /* There is no such key. */
+  MILLRACE_NO_KEY = -2
+};
+
+/* How many milliseconds a key has left, or one of the above; after an error it is MILLRACE_NO_KEY. The server is asked,
+ * not the cache. */
+millrace_code millrace_client_ttl(const millrace_client *client, millrace_slice key, int64_t *ttl_ms,
+                                  millrace_error **error);
+
 /* Deletes a key. *existed tells whether there was one; it may be NULL. */
 millrace_code millrace_client_delete(const millrace_client *client, millrace_slice key, bool *existed,
                                      millrace_error **error);
@@ -607,6 +636,11 @@ void millrace_client_batch_free(millrace_client_batch *batch);
 millrace_code millrace_client_batch_set(millrace_client_batch *batch, millrace_slice key, millrace_slice value,
                                         millrace_error **error);
 
+/* millrace_client_set_with_ttl(); the time begins when the server makes the batch, which may have 4,000 such keys. An
+ * impossible time is an error of the write. */
+millrace_code millrace_client_batch_set_with_ttl(millrace_client_batch *batch, millrace_slice key,
+                                                 millrace_slice value, uint64_t ttl_ms, millrace_error **error);
+
 /* Deletes a key. */
 millrace_code millrace_client_batch_delete(millrace_client_batch *batch, millrace_slice key, millrace_error **error);
 
@@ -638,6 +672,10 @@ millrace_code millrace_client_transaction_get(millrace_client_transaction *trans
 millrace_code millrace_client_transaction_set(millrace_client_transaction *transaction, millrace_slice key,
                                               millrace_slice value, millrace_error **error);
 
+/* millrace_client_set_with_ttl(), when the transaction is committed. An impossible time is an error of the commit. */
+millrace_code millrace_client_transaction_set_with_ttl(millrace_client_transaction *transaction, millrace_slice key,
+                                                       millrace_slice value, uint64_t ttl_ms, millrace_error **error);
+
 /* Deletes a key, when the transaction is committed. */
 millrace_code millrace_client_transaction_delete(millrace_client_transaction *transaction, millrace_slice key,
                                                  millrace_error **error);
@@ -665,9 +703,10 @@ void millrace_client_transaction_free(millrace_client_transaction *transaction);
  */
 
 /* The end of an operation. `code` is its result, `error` the error, or NULL. `value` is what a get has found. `values`
- * has what a millrace_async_client_multi_get() has found, in the order of its keys, and `count` their number; otherwise
- * it is NULL. For a millrace_async_client_delete(), `count` is the number of keys that there were, 0 or 1. You free
- * everything with millrace_completion_free(). Do not change the fields. */
+ * has what a millrace_async_client_multi_get() has found, in the order of its keys, or the entries of a
+ * millrace_async_range_next(), and `count` their number; otherwise it is NULL. For a millrace_async_client_delete(), _delete_range() and _expire(), `count` is the number of keys that
+ * there were; for _persist(), of deadlines. For _ttl(), (int64_t)count is what millrace_client_ttl() tells. You free everything with
+ * millrace_completion_free(). Do not change the fields. */
 typedef struct millrace_completion {
   uint64_t tag;
   millrace_code code;
@@ -747,9 +786,31 @@ millrace_code millrace_async_client_set(const millrace_async_client *client, con
                                         millrace_slice key, millrace_slice value, uint64_t tag,
                                         millrace_error **error);
 
+/* millrace_client_set_with_ttl(). */
+millrace_code millrace_async_client_set_with_ttl(const millrace_async_client *client, const millrace_queue *queue,
+                                                 millrace_slice key, millrace_slice value, uint64_t ttl_ms,
+                                                 uint64_t tag, millrace_error **error);
+
+/* millrace_client_expire(). */
+millrace_code millrace_async_client_expire(const millrace_async_client *client, const millrace_queue *queue,
+                                           millrace_slice key, uint64_t ttl_ms, uint64_t tag, millrace_error **error);
+
+/* millrace_client_persist(). */
+millrace_code millrace_async_client_persist(const millrace_async_client *client, const millrace_queue *queue,
+                                            millrace_slice key, uint64_t tag, millrace_error **error);
+
+/* millrace_client_ttl(). */
+millrace_code millrace_async_client_ttl(const millrace_async_client *client, const millrace_queue *queue,
+                                        millrace_slice key, uint64_t tag, millrace_error **error);
+
 /* millrace_client_delete(). */
 millrace_code millrace_async_client_delete(const millrace_async_client *client, const millrace_queue *queue,
                                            millrace_slice key, uint64_t tag, millrace_error **error);
+
+/* millrace_client_delete_range(). Only on a Millrace node. */
+millrace_code millrace_async_client_delete_range(const millrace_async_client *client, const millrace_queue *queue,
+                                                 millrace_slice start, millrace_slice end, uint64_t tag,
+                                                 millrace_error **error);
 
 /* millrace_client_write(). The batch is empty afterwards if this returns MILLRACE_OK, and unchanged otherwise. */
 millrace_code millrace_async_client_write(const millrace_async_client *client, const millrace_queue *queue,
@@ -762,6 +823,61 @@ millrace_code millrace_async_client_wait_coherent(const millrace_async_client *c
 /* millrace_client_cache_stats(), which does not wait. */
 millrace_code millrace_async_client_cache_stats(const millrace_async_client *client, millrace_cache_stats *stats,
                                                 size_t size, millrace_error **error);
+
+/*
+ * Ranges and transactions may outlive the handle of their client; what is asked of them then ends with MILLRACE_CLOSED.
+ * One operation of each is on its way at a time: other calls with it return MILLRACE_BUSY until it has ended.
+ */
+
+/* The entries from `start` to before `end`, with the flags of millrace_client_range(). It asks for nothing yet. Only on a
+ * Millrace node. You free *range with millrace_async_range_free(). */
+millrace_code millrace_async_client_range(const millrace_async_client *client, millrace_slice start,
+                                          millrace_slice end, unsigned flags, millrace_async_range **range,
+                                          millrace_error **error);
+
+/* The entries whose keys begin with a prefix; `flags` is 0 or MILLRACE_REVERSE. Otherwise as the one above. */
+millrace_code millrace_async_client_prefix(const millrace_async_client *client, millrace_slice prefix, unsigned flags,
+                                           millrace_async_range **range, millrace_error **error);
+
+/* Asks for the next entries, about 100 KiB of them. `values` of the completion has their keys and values by turns, and
+ * `count` is twice their number. 0 is the end of the range, which an error is, too. */
+millrace_code millrace_async_range_next(const millrace_async_range *range, const millrace_queue *queue, uint64_t tag,
+                                        millrace_error **error);
+
+/* Frees a range, at any time. */
+void millrace_async_range_free(millrace_async_range *range);
+
+/* Begins an optimistic transaction, as millrace_client_transaction_begin(). At most 64 of a client have a connection at
+ * the same time, from their first read to their end; others wait for one. You free *transaction with
+ * millrace_async_transaction_free(). */
+millrace_code millrace_async_transaction_begin(const millrace_async_client *client,
+                                               millrace_async_transaction **transaction, millrace_error **error);
+
+/* millrace_client_transaction_get(). */
+millrace_code millrace_async_transaction_get(const millrace_async_transaction *transaction,
+                                             const millrace_queue *queue, millrace_slice key, uint64_t tag,
+                                             millrace_error **error);
+
+/* millrace_client_transaction_set(), which has no completion. */
+millrace_code millrace_async_transaction_set(const millrace_async_transaction *transaction, millrace_slice key,
+                                             millrace_slice value, millrace_error **error);
+
+/* millrace_client_transaction_set_with_ttl(), which has no completion. */
+millrace_code millrace_async_transaction_set_with_ttl(const millrace_async_transaction *transaction,
+                                                      millrace_slice key, millrace_slice value, uint64_t ttl_ms,
+                                                      millrace_error **error);
+
+/* millrace_client_transaction_delete(), which has no completion. */
+millrace_code millrace_async_transaction_delete(const millrace_async_transaction *transaction, millrace_slice key,
+                                                millrace_error **error);
+
+/* millrace_client_transaction_commit(), but it does not free the transaction: you do, also while this is on its way.
+ * Other calls with it return MILLRACE_INVALID_ARGUMENT afterwards. */
+millrace_code millrace_async_transaction_commit(const millrace_async_transaction *transaction,
+                                                const millrace_queue *queue, uint64_t tag, millrace_error **error);
+
+/* Frees a transaction. Without a commit it is abandoned. */
+void millrace_async_transaction_free(millrace_async_transaction *transaction);
 
 #ifdef __cplusplus
 }

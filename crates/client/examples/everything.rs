@@ -3,10 +3,14 @@
 //! the feature `tls`, the address may be `rediss://...`, and the authority a file.
 
 use std::process::ExitCode;
+use std::time::{Duration, Instant};
 
-use client::{Client, ErrorKind, Options, Result, Tls, WriteBatch, blocking};
+use client::{Client, ErrorKind, Options, Result, Tls, Ttl, WriteBatch, blocking};
 
 type Outcome = std::result::Result<(), Box<dyn std::error::Error>>;
+
+/// A server that has not noticed the end of a key by then never will.
+const LIMIT: Duration = Duration::from_secs(60);
 
 fn main() -> ExitCode {
     let words: Vec<String> = std::env::args().skip(1).collect();
@@ -65,6 +69,14 @@ fn kind<T>(result: Result<T>) -> Option<ErrorKind> {
     result.err().map(|error| error.kind())
 }
 
+/// Whether a time to live is what it was a moment ago.
+fn is_left(ttl: Ttl, of: Duration) -> Outcome {
+    match ttl {
+        Ttl::Left(left) if left <= of && left > of / 2 => Ok(()),
+        other => Err(format!("{other:?} of {of:?}").into()),
+    }
+}
+
 fn with_threads(client: &blocking::Client, is_node: bool) -> Outcome {
     let keys = ["client:a", "client:b", "client:c", "client:d"];
     for key in keys {
@@ -119,6 +131,7 @@ fn with_threads(client: &blocking::Client, is_node: bool) -> Outcome {
     transaction.set(keys[1], "8");
     transaction.commit()?;
     check(client.get(keys[1])?, text("8"), "a transaction that only writes")?;
+    deadlines_with_threads(client)?;
 
     if !is_node {
         check(kind(client.delete_range("a".."b")), Some(ErrorKind::Unsupported), "ranges")?;
@@ -149,6 +162,186 @@ fn with_threads(client: &blocking::Client, is_node: bool) -> Outcome {
     client.write(batch)?;
     check(client.prefix("client:n").count(), 0, "a batch with a range")?;
     check(client.get(keys[3])?, text("9"), "a batch behind a range")
+}
+
+fn deadlines_with_threads(client: &blocking::Client) -> Outcome {
+    let key = "client:ends";
+    let (minute, moment) = (Duration::from_secs(60), Duration::from_millis(20));
+    client.delete(key)?;
+    check(client.ttl(key)?, Ttl::NoKey, "the time to live of nothing")?;
+    check(client.expire(key, minute)?, false, "a time to live for nothing")?;
+    check(client.persist(key)?, false, "no end of nothing")?;
+    client.set(key, "1")?;
+    check(client.ttl(key)?, Ttl::Forever, "the time to live of a key that was set")?;
+    check(client.persist(key)?, false, "no end of a key without one")?;
+    check(client.expire(key, minute)?, true, "a time to live")?;
+    is_left(client.ttl(key)?, minute)?;
+    check(client.get(key)?, text("1"), "a key with a time to live")?;
+    check(client.persist(key)?, true, "no end of a key with one")?;
+    check(client.ttl(key)?, Ttl::Forever, "the time to live of a key without end")?;
+    client.set_with_ttl(key, "2", minute)?;
+    is_left(client.ttl(key)?, minute)?;
+    check(client.get(key)?, text("2"), "a key that was set with a time to live")?;
+    client.set(key, "3")?;
+    check(client.ttl(key)?, Ttl::Forever, "the time to live of a key that was set again")?;
+    let longest = Duration::from_millis(1 << 62);
+    client.set_with_ttl(key, "4", longest)?;
+    is_left(client.ttl(key)?, longest)?;
+    for none in [Duration::ZERO, Duration::MAX] {
+        let refused = Some(ErrorKind::InvalidOption);
+        check(kind(client.set_with_ttl(key, "5", none)), refused, "an impossible time")?;
+        check(kind(client.expire(key, none)), refused, "an impossible time")?;
+        let mut batch = WriteBatch::new();
+        batch.set("client:stays", "1").set_with_ttl(key, "5", none);
+        check(kind(client.write(batch)), refused, "an impossible time in a batch")?;
+    }
+    check(client.multi_get([key, "client:stays"])?, vec![text("4"), None], "what was refused")?;
+
+    let mut batch = WriteBatch::new();
+    batch.set_with_ttl(key, "6", minute);
+    client.write(batch)?;
+    is_left(client.ttl(key)?, minute)?;
+    let mut batch = WriteBatch::new();
+    batch.set_with_ttl("client:stays", "7", minute).set("client:stays", "8");
+    batch.set(key, "7").set_with_ttl(key, "8", minute);
+    client.write(batch)?;
+    is_left(client.ttl(key)?, minute)?;
+    check(client.ttl("client:stays")?, Ttl::Forever, "the last write of a batch")?;
+    check(client.multi_get([key, "client:stays"])?, vec![text("8"); 2], "a batch with deadlines")?;
+    let mut transaction = client.transaction();
+    check(transaction.get(key)?, text("8"), "a transaction's read")?;
+    transaction.set(key, "9");
+    transaction.set_with_ttl("client:stays", "9", minute);
+    check(transaction.get("client:stays")?, text("9"), "a transaction's own write")?;
+    transaction.commit()?;
+    check(client.ttl(key)?, Ttl::Forever, "a key that a transaction has set")?;
+    is_left(client.ttl("client:stays")?, minute)?;
+    let mut batch = WriteBatch::new();
+    (0..3000).for_each(|n| {
+        batch.set_with_ttl(format!("client:e{n}"), "v", minute);
+    });
+    client.write(batch)?;
+    is_left(client.ttl("client:e2999")?, minute)?;
+    let mut batch = WriteBatch::new();
+    batch.delete("client:stays");
+    (0..3000).for_each(|n| {
+        batch.delete(format!("client:e{n}"));
+    });
+    client.write(batch)?;
+
+    // Also when it is cached meanwhile, and when the server is only asked for other keys.
+    let began = Instant::now();
+    let mut batch = WriteBatch::new();
+    batch.set("client:a", "1").set_with_ttl(key, "10", moment);
+    client.write(batch)?;
+    while client.get(key)?.is_some() {
+        check(began.elapsed() < LIMIT, true, "a key ends")?;
+    }
+    check(client.ttl(key)?, Ttl::NoKey, "the time to live of a key that has ended")?;
+    check(client.expire(key, minute)?, false, "a time to live after the end")?;
+    // What the server has said once stays said.
+    client.set(key, "11")?;
+    check(client.get(key)?, text("11"), "a key that was set again")?;
+    check(client.expire(key, moment)?, true, "a short time to live")?;
+    client.get(key)?;
+    while client.ttl(key)? != Ttl::NoKey {
+        check(began.elapsed() < LIMIT, true, "a key ends")?;
+    }
+    check(client.get(key)?, None, "a key that has ended")
+}
+
+async fn deadlines_with_tasks(client: &Client) -> Outcome {
+    let key = "client:ends";
+    let (minute, moment) = (Duration::from_secs(60), Duration::from_millis(20));
+    client.delete(key).await?;
+    check(client.ttl(key).await?, Ttl::NoKey, "the time to live of nothing")?;
+    check(client.expire(key, minute).await?, false, "a time to live for nothing")?;
+    check(client.persist(key).await?, false, "no end of nothing")?;
+    client.set(key, "1").await?;
+    check(client.ttl(key).await?, Ttl::Forever, "the time to live of a key that was set")?;
+    check(client.persist(key).await?, false, "no end of a key without one")?;
+    check(client.expire(key, minute).await?, true, "a time to live")?;
+    is_left(client.ttl(key).await?, minute)?;
+    check(client.get(key).await?, text("1"), "a key with a time to live")?;
+    check(client.persist(key).await?, true, "no end of a key with one")?;
+    check(client.ttl(key).await?, Ttl::Forever, "the time to live of a key without end")?;
+    client.set_with_ttl(key, "2", minute).await?;
+    is_left(client.ttl(key).await?, minute)?;
+    check(client.get(key).await?, text("2"), "a key that was set with a time to live")?;
+    client.set(key, "3").await?;
+    check(client.ttl(key).await?, Ttl::Forever, "the time to live of a key that was set again")?;
+    let longest = Duration::from_millis(1 << 62);
+    client.set_with_ttl(key, "4", longest).await?;
+    is_left(client.ttl(key).await?, longest)?;
+    for none in [Duration::ZERO, Duration::MAX] {
+        let refused = Some(ErrorKind::InvalidOption);
+        check(kind(client.set_with_ttl(key, "5", none).await), refused, "an impossible time")?;
+        check(kind(client.expire(key, none).await), refused, "an impossible time")?;
+        let mut batch = WriteBatch::new();
+        batch.set("client:stays", "1").set_with_ttl(key, "5", none);
+        check(kind(client.write(batch).await), refused, "an impossible time in a batch")?;
+    }
+    check(
+        client.multi_get([key, "client:stays"]).await?,
+        vec![text("4"), None],
+        "what was refused",
+    )?;
+
+    let mut batch = WriteBatch::new();
+    batch.set_with_ttl(key, "6", minute);
+    client.write(batch).await?;
+    is_left(client.ttl(key).await?, minute)?;
+    let mut batch = WriteBatch::new();
+    batch.set_with_ttl("client:stays", "7", minute).set("client:stays", "8");
+    batch.set(key, "7").set_with_ttl(key, "8", minute);
+    client.write(batch).await?;
+    is_left(client.ttl(key).await?, minute)?;
+    check(client.ttl("client:stays").await?, Ttl::Forever, "the last write of a batch")?;
+    check(
+        client.multi_get([key, "client:stays"]).await?,
+        vec![text("8"); 2],
+        "a batch with deadlines",
+    )?;
+    let mut transaction = client.transaction();
+    check(transaction.get(key).await?, text("8"), "a transaction's read")?;
+    transaction.set(key, "9");
+    transaction.set_with_ttl("client:stays", "9", minute);
+    check(transaction.get("client:stays").await?, text("9"), "a transaction's own write")?;
+    transaction.commit().await?;
+    check(client.ttl(key).await?, Ttl::Forever, "a key that a transaction has set")?;
+    is_left(client.ttl("client:stays").await?, minute)?;
+    let mut batch = WriteBatch::new();
+    (0..3000).for_each(|n| {
+        batch.set_with_ttl(format!("client:e{n}"), "v", minute);
+    });
+    client.write(batch).await?;
+    is_left(client.ttl("client:e2999").await?, minute)?;
+    let mut batch = WriteBatch::new();
+    batch.delete("client:stays");
+    (0..3000).for_each(|n| {
+        batch.delete(format!("client:e{n}"));
+    });
+    client.write(batch).await?;
+
+    // Also when it is cached meanwhile, and when the server is only asked for other keys.
+    let began = Instant::now();
+    let mut batch = WriteBatch::new();
+    batch.set("client:a", "1").set_with_ttl(key, "10", moment);
+    client.write(batch).await?;
+    while client.get(key).await?.is_some() {
+        check(began.elapsed() < LIMIT, true, "a key ends")?;
+    }
+    check(client.ttl(key).await?, Ttl::NoKey, "the time to live of a key that has ended")?;
+    check(client.expire(key, minute).await?, false, "a time to live after the end")?;
+    // What the server has said once stays said.
+    client.set(key, "11").await?;
+    check(client.get(key).await?, text("11"), "a key that was set again")?;
+    check(client.expire(key, moment).await?, true, "a short time to live")?;
+    client.get(key).await?;
+    while client.ttl(key).await? != Ttl::NoKey {
+        check(began.elapsed() < LIMIT, true, "a key ends")?;
+    }
+    check(client.get(key).await?, None, "a key that has ended")
 }
 
 async fn with_tasks(client: &Client, is_node: bool) -> Outcome {
@@ -189,6 +382,8 @@ async fn with_tasks(client: &Client, is_node: bool) -> Outcome {
     transaction.set(keys[1], "never");
     check(kind(transaction.commit().await), Some(ErrorKind::Conflict), "a conflict")?;
     check(client.multi_get(&keys[..2]).await?, vec![text("7"), None], "after a conflict")?;
+
+    deadlines_with_tasks(client).await?;
 
     // Many at once.
     let tasks: Vec<_> = (0..2000)

@@ -1,9 +1,11 @@
 //! Batches of writes.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use crate::command::{ARGS_MAX, Class, Command, Touches};
 use crate::error::{Error, ErrorKind, Result};
+use crate::ttl::milliseconds;
 
 /// The bytes of one `MSET` or `DEL`. Larger batches have several.
 const COMMAND_BYTES_MAX: usize = 1 << 20;
@@ -14,9 +16,17 @@ pub(crate) const BATCH_BYTES_MAX: usize = 256 << 20;
 
 #[derive(Clone, Debug)]
 enum Step {
-    Set(Vec<u8>, Vec<u8>),
+    Set(Vec<u8>, Vec<u8>, Option<Duration>),
     Delete(Vec<u8>),
     DeleteRange(Vec<u8>, Vec<u8>),
+}
+
+/// What a batch leaves of a key.
+#[derive(Clone, Copy)]
+enum Net<'a> {
+    Set(&'a [u8]),
+    SetWithTtl(&'a [u8], Duration),
+    Deleted,
 }
 
 /// Writes that are done together or not at all, in this order; see
@@ -52,7 +62,21 @@ impl WriteBatch {
     pub fn set(&mut self, key: impl AsRef<[u8]>, value: impl AsRef<[u8]>) -> &mut WriteBatch {
         let (key, value) = (key.as_ref().to_vec(), value.as_ref().to_vec());
         self.bytes += key.len() + value.len();
-        self.steps.push(Step::Set(key, value));
+        self.steps.push(Step::Set(key, value, None));
+        self
+    }
+
+    /// Sets a key that the server removes after this time, from the moment when it makes the batch;
+    /// see [`Client::set_with_ttl`](crate::Client::set_with_ttl). A batch may have 4,000 such keys.
+    pub fn set_with_ttl(
+        &mut self,
+        key: impl AsRef<[u8]>,
+        value: impl AsRef<[u8]>,
+        ttl: Duration,
+    ) -> &mut WriteBatch {
+        let (key, value) = (key.as_ref().to_vec(), value.as_ref().to_vec());
+        self.bytes += key.len() + value.len();
+        self.steps.push(Step::Set(key, value, Some(ttl)));
         self
     }
 
@@ -96,7 +120,7 @@ impl WriteBatch {
     /// What the batch sets a key to: `None` is nothing, `Some(None)` is that it deletes it.
     pub(crate) fn says(&self, key: &[u8]) -> Option<Option<&[u8]>> {
         self.steps.iter().rev().find_map(|step| match step {
-            Step::Set(set, value) if set == key => Some(Some(value.as_slice())),
+            Step::Set(set, value, _) if set == key => Some(Some(value.as_slice())),
             Step::Delete(deleted) if deleted == key => Some(None),
             Step::DeleteRange(start, end) if start.as_slice() <= key && key < end.as_slice() => {
                 Some(None)
@@ -106,20 +130,23 @@ impl WriteBatch {
     }
 
     /// The commands with the same effect as the batch, if they are executed as one.
-    fn commands(&self) -> Commands {
+    fn commands(&self) -> Result<Commands> {
         let mut commands = Commands::default();
         // What the steps since the last deletion of a range do to each key in the end.
-        let mut net: BTreeMap<&[u8], Option<&[u8]>> = BTreeMap::new();
+        let mut net: BTreeMap<&[u8], Net<'_>> = BTreeMap::new();
         for step in &self.steps {
             match step {
-                Step::Set(key, value) => {
-                    net.insert(key, Some(value));
+                Step::Set(key, value, None) => {
+                    net.insert(key, Net::Set(value));
+                }
+                Step::Set(key, value, Some(ttl)) => {
+                    net.insert(key, Net::SetWithTtl(value, *ttl));
                 }
                 Step::Delete(key) => {
-                    net.insert(key, None);
+                    net.insert(key, Net::Deleted);
                 }
                 Step::DeleteRange(start, end) => {
-                    commands.add_net(&net);
+                    commands.add_net(&net)?;
                     net.clear();
                     if start < end {
                         let bounds =
@@ -129,8 +156,8 @@ impl WriteBatch {
                 }
             }
         }
-        commands.add_net(&net);
-        commands
+        commands.add_net(&net)?;
+        Ok(commands)
     }
 
     /// The whole batch as one request; `None` if it does nothing. With `watched`, it fails with
@@ -142,18 +169,22 @@ impl WriteBatch {
                 format!("a batch may have {BATCH_BYTES_MAX} bytes, not {}", self.bytes),
             ));
         }
-        let commands = self.commands();
+        let commands = self.commands()?;
         if commands.count > COMMANDS_MAX {
             return Err(Error::new(
                 ErrorKind::InvalidOption,
-                "a batch deletes too many ranges between other writes",
+                format!(
+                    "a batch may have {COMMANDS_MAX} commands, not {}: each key with a time to \
+                     live is one, and ranges that are deleted between other writes",
+                    commands.count
+                ),
             ));
         }
         let touches = if self.steps.iter().any(|step| matches!(step, Step::DeleteRange(..))) {
             Touches::Everything
         } else {
             let key = |step: &Step| match step {
-                Step::Set(key, _) | Step::Delete(key) | Step::DeleteRange(key, _) => key.clone(),
+                Step::Set(key, ..) | Step::Delete(key) | Step::DeleteRange(key, _) => key.clone(),
             };
             Touches::Keys(self.steps.iter().map(key).collect())
         };
@@ -186,11 +217,20 @@ impl Commands {
         self.count += 1;
     }
 
-    fn add_net(&mut self, net: &BTreeMap<&[u8], Option<&[u8]>>) {
-        let set = net.iter().filter_map(|(key, value)| value.map(|value| [*key, value]));
+    fn add_net(&mut self, net: &BTreeMap<&[u8], Net<'_>>) -> Result<()> {
+        let set = net.iter().filter_map(|(key, net)| match net {
+            Net::Set(value) => Some([*key, *value]),
+            _ => None,
+        });
         self.add_chunks(b"MSET", set);
-        let deleted = net.iter().filter(|(_, value)| value.is_none()).map(|(key, _)| [*key]);
-        self.add_chunks(b"DEL", deleted);
+        for (key, net) in net {
+            if let Net::SetWithTtl(value, ttl) = net {
+                self.add(&[b"SET", key, value, b"PX", milliseconds(*ttl)?.as_bytes()]);
+            }
+        }
+        let deleted = net.iter().filter(|(_, net)| matches!(net, Net::Deleted));
+        self.add_chunks(b"DEL", deleted.map(|(key, _)| [*key]));
+        Ok(())
     }
 
     fn add_chunks<'a, const N: usize>(
@@ -250,6 +290,34 @@ mod tests {
     }
 
     #[test]
+    fn a_key_with_a_deadline_is_a_command_of_its_own() {
+        let ttl = Duration::from_millis(1500);
+        let mut batch = WriteBatch::new();
+        batch.set_with_ttl("a", "1", ttl);
+        assert_eq!(batch.bytes(), 2);
+        assert_eq!(text(&batch), "*5 $3 SET $1 a $1 1 $2 PX $4 1500 ");
+        batch.set("b", "2").delete("c").set("d", "3").set_with_ttl("d", "4", ttl);
+        assert_eq!(
+            text(&batch),
+            "*1 $5 MULTI *3 $4 MSET $1 b $1 2 *5 $3 SET $1 a $1 1 $2 PX $4 1500 \
+             *5 $3 SET $1 d $1 4 $2 PX $4 1500 *2 $3 DEL $1 c *1 $4 EXEC "
+        );
+        // The last one counts.
+        batch.clear();
+        batch.set_with_ttl("a", "1", ttl).set("a", "2").set_with_ttl("b", "3", ttl).delete("b");
+        assert_eq!(text(&batch), "*1 $5 MULTI *3 $4 MSET $1 a $1 2 *2 $3 DEL $1 b *1 $4 EXEC ");
+        for n in 0..COMMANDS_MAX {
+            batch.set_with_ttl(n.to_string(), "v", ttl);
+        }
+        let refused = batch.request(false).unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::InvalidOption);
+        assert!(refused.to_string().contains("4098"), "{refused}");
+        batch.clear();
+        batch.set("a", "1").set_with_ttl("b", "2", Duration::ZERO);
+        assert_eq!(batch.request(true).unwrap_err().kind(), ErrorKind::InvalidOption);
+    }
+
+    #[test]
     fn large_batches_have_several_commands_of_bounded_size() {
         let mut batch = WriteBatch::new();
         for n in 0..1000_u32 {
@@ -273,13 +341,21 @@ mod tests {
         /// The commands do to a map what the steps do to it one by one.
         #[test]
         fn the_commands_have_the_effect_of_the_steps(
-            steps in prop::collection::vec((0..3_u8, 0..6_u8, 0..9_u8), 0..30),
+            steps in prop::collection::vec((0..4_u8, 0..6_u8, 1..9_u8), 0..30),
         ) {
             let mut batch = WriteBatch::new();
-            let mut model = BTreeMap::new();
+            // The values, and the times to live.
+            let mut model: BTreeMap<Vec<u8>, (Vec<u8>, Option<String>)> = BTreeMap::new();
             for (kind, key, other) in steps {
                 match kind {
-                    0 => { batch.set([key], [other]); model.insert(vec![key], vec![other]); }
+                    0 => {
+                        batch.set([key], [other]);
+                        model.insert(vec![key], (vec![other], None));
+                    }
+                    3 => {
+                        batch.set_with_ttl([key], [other], Duration::from_millis(other.into()));
+                        model.insert(vec![key], (vec![other], Some(other.to_string())));
+                    }
                     1 => { batch.delete([key]); model.remove(&vec![key]); }
                     _ => {
                         batch.delete_range([key]..[other]);
@@ -289,11 +365,12 @@ mod tests {
             }
             for key in 0..9_u8 {
                 if let Some(said) = batch.says(&[key]) {
-                    prop_assert_eq!(said, model.get(&vec![key]).map(Vec::as_slice));
+                    let value = model.get(&vec![key]).map(|(value, _)| value.as_slice());
+                    prop_assert_eq!(said, value);
                 }
             }
-            let mut map: BTreeMap<Vec<u8>, Vec<u8>> = BTreeMap::new();
-            let mut bytes = batch.commands().bytes;
+            let mut map: BTreeMap<Vec<u8>, (Vec<u8>, Option<String>)> = BTreeMap::new();
+            let mut bytes = batch.commands().unwrap().bytes;
             let (mut parser, mut at) = (resp::Parser::new(resp::Limits::default()), 0);
             while at < bytes.len() {
                 let input = &mut bytes[at..];
@@ -301,8 +378,12 @@ mod tests {
                 let args: Vec<&[u8]> = parser.args().iter().map(|span| &input[span.range()]).collect();
                 match args[0] {
                     b"MSET" => for pair in args[1..].chunks(2) {
-                        map.insert(pair[0].to_vec(), pair[1].to_vec());
+                        map.insert(pair[0].to_vec(), (pair[1].to_vec(), None));
                     },
+                    b"SET" => {
+                        let ttl = String::from_utf8(args[4].to_vec()).unwrap();
+                        map.insert(args[1].to_vec(), (args[2].to_vec(), Some(ttl)));
+                    }
                     b"DEL" => for key in &args[1..] {
                         map.remove(*key);
                     },

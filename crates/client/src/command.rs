@@ -1,12 +1,14 @@
 //! The commands: what is sent, and what the replies mean. No I/O.
 
 use std::ops::Bound;
+use std::time::Duration;
 
 use resp::Reply;
 
 use crate::bounds::word;
 use crate::cache::{CHUNK_BYTES, Cache, Fetch, Page, Place, Ticket};
 use crate::error::{Error, ErrorKind, Result};
+use crate::ttl::{Ttl, milliseconds};
 
 /// Words of one command. Below the limit of any server, and few enough to be read at once.
 pub(crate) const ARGS_MAX: usize = 200_001;
@@ -105,6 +107,31 @@ impl Command {
 
     pub fn set(key: &[u8], value: &[u8], is_cached: bool) -> Command {
         Command::new(&[b"SET", key, value], Class::Write, touched(key, is_cached))
+    }
+
+    pub fn set_with_ttl(
+        key: &[u8],
+        value: &[u8],
+        ttl: Duration,
+        is_cached: bool,
+    ) -> Result<Command> {
+        let ms = milliseconds(ttl)?;
+        let args: [&[u8]; 5] = [b"SET", key, value, b"PX", ms.as_bytes()];
+        Ok(Command::new(&args, Class::Write, touched(key, is_cached)))
+    }
+
+    pub fn expire(key: &[u8], ttl: Duration, is_cached: bool) -> Result<Command> {
+        let ms = milliseconds(ttl)?;
+        let args: [&[u8]; 3] = [b"PEXPIRE", key, ms.as_bytes()];
+        Ok(Command::new(&args, Class::Write, touched(key, is_cached)))
+    }
+
+    pub fn persist(key: &[u8], is_cached: bool) -> Command {
+        Command::new(&[b"PERSIST", key], Class::Write, touched(key, is_cached))
+    }
+
+    pub fn ttl(key: &[u8]) -> Command {
+        Command::read(&[b"PTTL", key])
     }
 
     pub fn delete(key: &[u8], is_cached: bool) -> Command {
@@ -267,6 +294,19 @@ pub(crate) fn count(reply: &Reply) -> Result<u64> {
     }
 }
 
+/// The reply to [`Command::ttl`]. A key that has ended is forgotten by the cache: the server may
+/// not have noticed for its part.
+pub(crate) fn left(cache: Option<&Cache>, key: &[u8], reply: &Reply) -> Result<Ttl> {
+    let Reply::Integer(ms) = reply else { return Err(unexpected(reply)) };
+    let ttl = Ttl::of_reply(*ms);
+    if ttl == Ttl::NoKey
+        && let Some(cache) = cache
+    {
+        cache.forget(key);
+    }
+    Ok(ttl)
+}
+
 /// The outcome of [`WriteBatch::request`](crate::WriteBatch): alone or in a transaction.
 pub(crate) fn written(replies: &[Reply]) -> Result<()> {
     match replies {
@@ -382,6 +422,8 @@ mod tests {
         );
         assert_eq!(count(&Reply::Integer(-1)).unwrap_err().kind(), ErrorKind::Protocol);
         assert_eq!(ok(&bulk("OK")).unwrap_err().kind(), ErrorKind::Protocol);
+        assert_eq!(left(None, b"k", &bulk("1")).unwrap_err().kind(), ErrorKind::Protocol);
+        assert_eq!(left(None, b"k", &Reply::Integer(i64::MIN)).unwrap(), Ttl::NoKey);
         assert!(one(vec![]).is_err() && written(&[]).is_err() && watched(vec![bulk("a")]).is_err());
     }
 

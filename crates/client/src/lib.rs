@@ -5,8 +5,8 @@
 //! - [`blocking::Client`] is for threads: a thread that calls has a socket for itself.
 //! - [`Options`]: password, timeouts, the cache. [`Error`]: each has a [kind](ErrorKind) to act on.
 //!
-//! `get`, `multi_get`, `set`, `delete`, atomic batches and optimistic transactions work with any
-//! Redis server; ranges need a Millrace node.
+//! `get`, `multi_get`, `set`, `delete`, deadlines of keys, atomic batches and optimistic
+//! transactions work with any Redis server; ranges need a Millrace node.
 //!
 //! # What is tried again
 //!
@@ -15,6 +15,15 @@
 //! safe: if it only reads, or if nothing of it was sent. Any other write that gets no answer fails
 //! with [`ErrorKind::OutcomeUnknown`], because it may have been made. [`Options::retry`] switches
 //! it off.
+//!
+//! # Keys with a deadline
+//!
+//! [`Client::set_with_ttl`] sets a key that the server removes after a time, [`Client::expire`]
+//! gives a key that is there such a time, and [`Client::persist`] takes it away. Any other set of
+//! the key takes it away, too. The time begins when the server makes the write, by the server's
+//! clock: a write whose outcome is unknown may have begun it, and one that is made again begins it
+//! anew. So these calls are writes like the others, and are made again only if nothing was sent.
+//! [`Client::ttl`] tells how much is left.
 //!
 //! # Cache
 //!
@@ -60,7 +69,15 @@
 //! - Transactions, ranges and writes do not read the cache.
 //!
 //! The server's part is exact on Redis: it queues the invalidations of a write before the write is
-//! acknowledged. A key that expires is invalidated when the server notices it.
+//! acknowledged.
+//!
+//! A deadline that passes is no write: the server invalidates the key when it notices, and until
+//! then a cached value may be returned, also after [`Client::wait_coherent`]. A Millrace node
+//! removes keys in the order of their deadlines, Redis when somebody asks for them and by samples;
+//! both look ten times a second, and fall behind when very many keys end at once. Once
+//! [`Client::ttl`] has answered that there is no such key, no older value is returned. For a key
+//! whose deadline must be kept to the moment, use a client without a cache, or ask for its `ttl`
+//! first.
 
 #![forbid(unsafe_code)]
 
@@ -79,6 +96,7 @@ mod seal;
 #[doc(hidden)]
 pub mod simulated;
 mod tls;
+mod ttl;
 mod wire;
 
 pub use asynchronous::{Client, Range, Transaction};
@@ -92,3 +110,4 @@ pub use error::{Error, ErrorKind, Result};
 pub use mutant::{Mutant, set_mutant};
 pub use options::Options;
 pub use tls::Tls;
+pub use ttl::Ttl;

@@ -7,6 +7,7 @@ use lsm::Reader;
 use reactor::{Class, Core, JoinHandle, Listener, Socket, timeout};
 
 use crate::connection::serve;
+use crate::core::ends::tell_ends;
 use crate::core::node::{CountedClient, NodeState};
 use crate::core::state::CoreState;
 use crate::info::metrics::Reporter;
@@ -29,6 +30,8 @@ pub struct Server {
     state: Rc<CoreState>,
     accepting: Vec<JoinHandle<()>>,
     errands: JoinHandle<()>,
+    /// On a node that only reads.
+    ends: Option<JoinHandle<()>>,
 }
 
 impl Server {
@@ -54,9 +57,11 @@ impl Server {
     ) -> Self {
         let state = CoreState::new(core, reader, node.clone(), shard);
         let errands = core.spawn(Class::Control, state.clone().run_errands());
+        let reads_only = !node.is_writable();
+        let ends = reads_only.then(|| core.spawn(Class::Background, tell_ends(state.clone())));
         let accept = |door| core.spawn(Class::Foreground, accept(state.clone(), door));
         let accepting = doors.into_iter().map(accept).collect();
-        Self { state, accepting, errands }
+        Self { state, accepting, errands, ends }
     }
 
     /// Reports the metrics of the whole node; works as long as the server does.
@@ -81,6 +86,9 @@ impl Server {
             self.state.clients.all_gone().await;
         }
         self.errands.cancel();
+        if let Some(ends) = self.ends {
+            ends.cancel();
+        }
         // Announcements that have come too late.
         self.state.report_heard(u64::MAX);
     }

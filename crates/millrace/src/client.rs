@@ -18,5 +18,5 @@
 #[doc(inline)]
 pub use ::client::{
     CacheStats, Client, Entry, Error, ErrorKind, KeyRange, Options, Range, Result, Tls,
-    Transaction, WriteBatch, blocking,
+    Transaction, Ttl, WriteBatch, blocking,
 };

@@ -6,18 +6,25 @@
 //!    connection. So operations go on whether anybody takes completions or not.
 //! 3. The queue waits for that task, and is woken by it ([`Task::wake`](crate::queue)).
 //!
+//! Operations of a range or a transaction begin as a task, because the runtime may have ended
+//! ([`begin`]): their handles outlive that of the client.
+//!
 //! **The end**: a client that is closed ends its runtime, which cancels the tasks. A queue hears of
 //! it, and reports [`Code::Closed`], or [`Code::OutcomeUnknown`] for a write.
 
 use std::ffi::c_char;
 use std::future::ready;
 use std::mem::MaybeUninit;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use millrace::client;
-use tokio::runtime::{Builder, Runtime};
+use tokio::runtime::{Builder, Handle, Runtime};
+use tokio::task::JoinError;
 
+use super::ttl::left_ms;
 use super::{ClientBatch, ClientOptions, Here, stats};
 use crate::bytes::{Out, Slice, handle_out, text};
 use crate::db::all_keys;
@@ -105,19 +112,53 @@ impl Running {
             Poll::Ready(outcome) => reserved.submit(tag, ready(outcome.map_err(Error::from))),
             Poll::Pending => {
                 let task = runtime.spawn(operation);
-                reserved.submit(tag, async move {
-                    match task.await {
-                        Ok(outcome) => Ok(outcome?),
-                        Err(end) => Err(match end.try_into_panic() {
-                            Ok(payload) => Error::panicked(&*payload),
-                            Err(_) => closed(writes),
-                        }),
-                    }
-                });
+                reserved.submit(tag, async move { outcome(task.await, writes) });
             }
         }
         Ok(())
     }
+}
+
+fn outcome(
+    ended: std::result::Result<client::Result<Answer>, JoinError>,
+    writes: bool,
+) -> Result<Answer> {
+    match ended {
+        Ok(outcome) => Ok(outcome?),
+        Err(end) => Err(match end.try_into_panic() {
+            Ok(payload) => Error::panicked(&*payload),
+            Err(_) => closed(writes),
+        }),
+    }
+}
+
+impl AsyncClient {
+    /// The client, and the runtime on which its operations run, which ends before the handle may.
+    pub(super) fn parts(&self) -> Result<(&client::Client, Handle)> {
+        let running = self.0.get()?;
+        Ok((&running.client, running.thread.runtime()?.handle().clone()))
+    }
+}
+
+/// Begins an operation on a runtime that may have ended: then it has not begun, and its completion
+/// says so.
+pub(super) fn begin(
+    runtime: &Handle,
+    reserved: Reserved<'_>,
+    tag: u64,
+    writes: bool,
+    operation: impl Future<Output = client::Result<Answer>> + Send + 'static,
+) {
+    let began = Arc::new(AtomicBool::new(false));
+    let begins = began.clone();
+    let task = runtime.spawn(async move {
+        begins.store(true, Ordering::Release);
+        operation.await
+    });
+    reserved.submit(tag, async move {
+        let ended = task.await;
+        outcome(ended, writes && began.load(Ordering::Acquire))
+    });
 }
 
 /// See [`client::Options::connect`].
@@ -222,6 +263,107 @@ pub unsafe extern "C" fn millrace_async_client_set(
     })
 }
 
+/// See [`client::Client::set_with_ttl`].
+///
+/// # Safety
+/// The [contract](crate#contract).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn millrace_async_client_set_with_ttl(
+    client: Option<&AsyncClient>,
+    queue: Option<&Queue>,
+    key: Slice,
+    value: Slice,
+    ttl_ms: u64,
+    tag: u64,
+    error: ErrorOut<'_>,
+) -> Code {
+    answer(error, || {
+        let running = given(client, "client")?.0.get()?;
+        // SAFETY: the caller's promise.
+        let (key, value) = unsafe { (key.bytes("key")?, value.bytes("value")?) };
+        let reserved = given(queue, "queue")?.reserve()?;
+        let (key, value) = (key.to_vec(), value.to_vec());
+        let ttl = Duration::from_millis(ttl_ms);
+        running.submit(reserved, tag, true, |client| async move {
+            client.set_with_ttl(key, value, ttl).await.map(|()| Answer::Nothing)
+        })
+    })
+}
+
+/// See [`client::Client::expire`].
+///
+/// # Safety
+/// The [contract](crate#contract).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn millrace_async_client_expire(
+    client: Option<&AsyncClient>,
+    queue: Option<&Queue>,
+    key: Slice,
+    ttl_ms: u64,
+    tag: u64,
+    error: ErrorOut<'_>,
+) -> Code {
+    answer(error, || {
+        let running = given(client, "client")?.0.get()?;
+        // SAFETY: the caller's promise.
+        let key = unsafe { key.bytes("key") }?;
+        let reserved = given(queue, "queue")?.reserve()?;
+        let key = key.to_vec();
+        let ttl = Duration::from_millis(ttl_ms);
+        running.submit(reserved, tag, true, |client| async move {
+            Ok(Answer::Count(client.expire(key, ttl).await?.into()))
+        })
+    })
+}
+
+/// See [`client::Client::persist`].
+///
+/// # Safety
+/// The [contract](crate#contract).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn millrace_async_client_persist(
+    client: Option<&AsyncClient>,
+    queue: Option<&Queue>,
+    key: Slice,
+    tag: u64,
+    error: ErrorOut<'_>,
+) -> Code {
+    answer(error, || {
+        let running = given(client, "client")?.0.get()?;
+        // SAFETY: the caller's promise.
+        let key = unsafe { key.bytes("key") }?;
+        let reserved = given(queue, "queue")?.reserve()?;
+        let key = key.to_vec();
+        running.submit(reserved, tag, true, |client| async move {
+            Ok(Answer::Count(client.persist(key).await?.into()))
+        })
+    })
+}
+
+/// See [`client::Client::ttl`].
+///
+/// # Safety
+/// The [contract](crate#contract).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn millrace_async_client_ttl(
+    client: Option<&AsyncClient>,
+    queue: Option<&Queue>,
+    key: Slice,
+    tag: u64,
+    error: ErrorOut<'_>,
+) -> Code {
+    answer(error, || {
+        let running = given(client, "client")?.0.get()?;
+        // SAFETY: the caller's promise.
+        let key = unsafe { key.bytes("key") }?;
+        let reserved = given(queue, "queue")?.reserve()?;
+        let key = key.to_vec();
+        running.submit(reserved, tag, false, |client| async move {
+            Ok(Answer::Count(left_ms(client.ttl(key).await?).cast_unsigned()))
+        })
+    })
+}
+
 /// See [`client::Client::delete`].
 ///
 /// # Safety
@@ -242,6 +384,31 @@ pub unsafe extern "C" fn millrace_async_client_delete(
         let key = key.to_vec();
         running.submit(reserved, tag, true, |client| async move {
             Ok(Answer::Count(client.delete(key).await?.into()))
+        })
+    })
+}
+
+/// See [`client::Client::delete_range`].
+///
+/// # Safety
+/// The [contract](crate#contract).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn millrace_async_client_delete_range(
+    client: Option<&AsyncClient>,
+    queue: Option<&Queue>,
+    start: Slice,
+    end: Slice,
+    tag: u64,
+    error: ErrorOut<'_>,
+) -> Code {
+    answer(error, || {
+        let running = given(client, "client")?.0.get()?;
+        // SAFETY: the caller's promise.
+        let (start, end) = unsafe { (start.bytes("start")?, end.bytes("end")?) };
+        let reserved = given(queue, "queue")?.reserve()?;
+        let keys = start.to_vec()..end.to_vec();
+        running.submit(reserved, tag, true, |client| async move {
+            Ok(Answer::Count(client.delete_range(keys).await?))
         })
     })
 }

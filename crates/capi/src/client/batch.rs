@@ -1,6 +1,7 @@
 //! Batches of writes to a server.
 
 use std::mem;
+use std::time::Duration;
 
 use millrace::client;
 
@@ -45,6 +46,26 @@ pub unsafe extern "C" fn millrace_client_batch_set(
         // SAFETY: the caller's promise.
         let (key, value) = unsafe { (key.bytes("key")?, value.bytes("value")?) };
         given(batch, "batch")?.0.set(key, value);
+        Ok(())
+    })
+}
+
+/// See [`client::WriteBatch::set_with_ttl`].
+///
+/// # Safety
+/// The [contract](crate#contract).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn millrace_client_batch_set_with_ttl(
+    batch: Option<&mut ClientBatch>,
+    key: Slice,
+    value: Slice,
+    ttl_ms: u64,
+    error: ErrorOut<'_>,
+) -> Code {
+    answer(error, || {
+        // SAFETY: the caller's promise.
+        let (key, value) = unsafe { (key.bytes("key")?, value.bytes("value")?) };
+        given(batch, "batch")?.0.set_with_ttl(key, value, Duration::from_millis(ttl_ms));
         Ok(())
     })
 }

@@ -3,12 +3,16 @@
 //! Each kind of handle is one of `millrace::client`. What holds sockets is in a
 //! [`Here`](here::Here), so that a forked child does not disturb its parent's connections.
 
+mod async_range;
+mod async_transaction;
 mod asynchronous;
 mod batch;
 mod here;
+mod loan;
 mod options;
 mod stats;
 mod transaction;
+mod ttl;
 
 use std::ffi::{c_char, c_uint};
 use std::mem::MaybeUninit;
@@ -21,10 +25,13 @@ use crate::db::{bounds, fill};
 use crate::error::{Code, ErrorOut, Result, answer, given, or_else};
 use crate::iter::{Iter, PREFIX_FLAGS, RANGE_FLAGS, Source, check_flags, is_reverse, with_flags};
 
+pub use self::async_range::*;
+pub use self::async_transaction::*;
 pub use self::asynchronous::*;
 pub use self::batch::*;
 pub use self::options::*;
 pub use self::transaction::*;
+pub use self::ttl::*;
 
 /// A client for threads: `millrace_client`.
 #[derive(Debug)]

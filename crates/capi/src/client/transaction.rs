@@ -1,5 +1,7 @@
 //! Optimistic transactions of a client.
 
+use std::time::Duration;
+
 use millrace::client::blocking;
 
 use super::{Client, Here};
@@ -61,6 +63,27 @@ pub unsafe extern "C" fn millrace_client_transaction_set(
         // SAFETY: the caller's promise.
         let (key, value) = unsafe { (key.bytes("key")?, value.bytes("value")?) };
         given(transaction, "transaction")?.0.get_mut()?.set(key, value);
+        Ok(())
+    })
+}
+
+/// See [`blocking::Transaction::set_with_ttl`].
+///
+/// # Safety
+/// The [contract](crate#contract).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn millrace_client_transaction_set_with_ttl(
+    transaction: Option<&mut ClientTransaction>,
+    key: Slice,
+    value: Slice,
+    ttl_ms: u64,
+    error: ErrorOut<'_>,
+) -> Code {
+    answer(error, || {
+        // SAFETY: the caller's promise.
+        let (key, value) = unsafe { (key.bytes("key")?, value.bytes("value")?) };
+        let ttl = Duration::from_millis(ttl_ms);
+        given(transaction, "transaction")?.0.get_mut()?.set_with_ttl(key, value, ttl);
         Ok(())
     })
 }

@@ -163,6 +163,56 @@ static void transactions(const millrace_client *client) {
   CHECK(holds(client, "n", "3"));
 }
 
+static int64_t left(const millrace_client *client, const char *key) {
+  int64_t ttl_ms = 7;
+  OK(millrace_client_ttl(client, str(key), &ttl_ms, &error));
+  return ttl_ms;
+}
+
+static void deadlines(const millrace_client *client) {
+  const uint64_t minute = 60000;
+  bool done = true;
+  OK(millrace_client_expire(client, str("ends"), minute, &done, &error));
+  CHECK(!done && left(client, "ends") == MILLRACE_NO_KEY);
+  OK(millrace_client_set_with_ttl(client, str("ends"), str("1"), minute, &error));
+  CHECK(left(client, "ends") > 30000 && left(client, "ends") <= 60000 && holds(client, "ends", "1"));
+  OK(millrace_client_persist(client, str("ends"), &done, &error));
+  CHECK(done && left(client, "ends") == MILLRACE_FOREVER);
+  OK(millrace_client_persist(client, str("ends"), &done, &error));
+  CHECK(!done);
+  OK(millrace_client_expire(client, str("ends"), (uint64_t)1 << 62, &done, &error));
+  CHECK(done && left(client, "ends") > (int64_t)1 << 61);
+  set(client, "ends", "2");
+  CHECK(left(client, "ends") == MILLRACE_FOREVER);
+  OK(millrace_client_expire(client, str("ends"), minute, NULL, &error));
+  OK(millrace_client_persist(client, str("ends"), NULL, &error));
+
+  millrace_client_batch *batch = millrace_client_batch_new();
+  OK(millrace_client_batch_set_with_ttl(batch, str("ends"), str("3"), minute, &error));
+  OK(millrace_client_batch_set(batch, str("stays"), str("3"), &error));
+  CHECK(millrace_client_batch_count(batch) == 2);
+  OK(millrace_client_write(client, batch, &error));
+  CHECK(holds(client, "ends", "3") && left(client, "ends") > 30000 && left(client, "stays") == MILLRACE_FOREVER);
+  OK(millrace_client_batch_set_with_ttl(batch, str("stays"), str("4"), 0, &error));
+  FAILS(MILLRACE_INVALID_OPTION, millrace_client_write(client, batch, &error));
+  millrace_client_batch_free(batch);
+
+  millrace_client_transaction *transaction = NULL;
+  millrace_value value;
+  OK(millrace_client_transaction_begin(client, &transaction, &error));
+  OK(millrace_client_transaction_get(transaction, str("stays"), &value, &error));
+  CHECK(value_is(value, "3"));
+  OK(millrace_client_transaction_set_with_ttl(transaction, str("stays"), str("5"), minute, &error));
+  OK(millrace_client_transaction_commit(transaction, &error));
+  CHECK(holds(client, "stays", "5") && left(client, "stays") > 30000);
+
+  /* The server removes it. */
+  OK(millrace_client_set_with_ttl(client, str("ends"), str("6"), 10, &error));
+  while (left(client, "ends") != MILLRACE_NO_KEY) CHECK(left(client, "ends") <= 10);
+  CHECK(holds(client, "ends", NULL));
+  OK(millrace_client_delete(client, str("stays"), NULL, &error));
+}
+
 /* Iterators and transactions go on without the handle of their client. */
 static void handles(const char *address, const millrace_client_options *options) {
   millrace_client *client = NULL;
@@ -276,6 +326,7 @@ int main(int argc, char **argv) {
   ranges(client);
   pages(client);
   transactions(client);
+  deadlines(client);
   handles(argv[2], options);
   cached(argv[2], client);
   millrace_client_close(client);

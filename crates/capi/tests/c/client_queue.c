@@ -91,6 +91,187 @@ static void calls(const millrace_async_client *client, const millrace_queue *que
   CHECK(holds(client, queue, "a", NULL));
 }
 
+/* The number that a call ends with. */
+static int64_t counted(const millrace_queue *queue, uint64_t tag) {
+  millrace_completion done = next(queue, tag, MILLRACE_OK);
+  int64_t count = (int64_t)done.count;
+  CHECK(done.value.data == NULL && done.values == NULL);
+  millrace_completion_free(&done);
+  return count;
+}
+
+static void deadlines(const millrace_async_client *client, const millrace_queue *queue) {
+  OK(millrace_async_client_set_with_ttl(client, queue, str("ends"), str("1"), 60000, 1, &error));
+  ends(queue, 1, MILLRACE_OK);
+  CHECK(holds(client, queue, "ends", "1"));
+  OK(millrace_async_client_ttl(client, queue, str("ends"), 2, &error));
+  int64_t left = counted(queue, 2);
+  CHECK(left > 30000 && left <= 60000);
+  for (int expected = 1; expected >= 0; expected--) {
+    OK(millrace_async_client_persist(client, queue, str("ends"), 3, &error));
+    CHECK(counted(queue, 3) == expected);
+  }
+  OK(millrace_async_client_ttl(client, queue, str("ends"), 4, &error));
+  CHECK(counted(queue, 4) == MILLRACE_FOREVER);
+  OK(millrace_async_client_expire(client, queue, str("ends"), 10, 5, &error));
+  CHECK(counted(queue, 5) == 1);
+  do {
+    OK(millrace_async_client_ttl(client, queue, str("ends"), 6, &error));
+    left = counted(queue, 6);
+    CHECK(left <= 10);
+  } while (left != MILLRACE_NO_KEY);
+  CHECK(holds(client, queue, "ends", NULL));
+  OK(millrace_async_client_expire(client, queue, str("ends"), 10, 7, &error));
+  CHECK(counted(queue, 7) == 0);
+  /* An impossible time is known at once, and told by the completion. */
+  OK(millrace_async_client_set_with_ttl(client, queue, str("ends"), str("1"), 0, 8, &error));
+  ends(queue, 8, MILLRACE_INVALID_OPTION);
+  OK(millrace_async_client_expire(client, queue, str("ends"), UINT64_MAX, 9, &error));
+  ends(queue, 9, MILLRACE_INVALID_OPTION);
+}
+
+/* The keys of a range, one after the other. Frees it. */
+static int range_is(millrace_async_range *range, const millrace_queue *queue, const char *expected) {
+  char keys[256] = "";
+  for (;;) {
+    OK(millrace_async_range_next(range, queue, 8, &error));
+    millrace_completion done = next(queue, 8, MILLRACE_OK);
+    CHECK(done.count % 2 == 0 && done.value.data == NULL);
+    for (uint64_t i = 0; i < done.count; i += 2) {
+      strncat(keys, done.values[i].data, done.values[i].size);
+      CHECK(is(millrace_bytes(done.values[i + 1].data, done.values[i + 1].size), "v"));
+    }
+    uint64_t count = done.count;
+    millrace_completion_free(&done);
+    if (count == 0) break;
+  }
+  millrace_async_range_free(range);
+  if (strcmp(keys, expected) != 0) fprintf(stderr, "keys: %s\n", keys);
+  return strcmp(keys, expected) == 0;
+}
+
+static void ranges(const millrace_async_client *client, const millrace_queue *queue) {
+  millrace_async_range *range = NULL;
+  millrace_client_batch *batch = millrace_client_batch_new();
+  for (char key = 'a'; key <= 'e'; key++) {
+    char name[3] = {'r', key, 0};
+    OK(millrace_client_batch_set(batch, str(name), str("v"), &error));
+  }
+  OK(millrace_async_client_write(client, queue, batch, 1, &error));
+  ends(queue, 1, MILLRACE_OK);
+  OK(millrace_async_client_range(client, str("ra"), str("rz"), 0, &range, &error));
+  CHECK(range_is(range, queue, "rarbrcrdre"));
+  /* What is passed may be changed when the call returns. */
+  char start[3] = "rb", end[3] = "rd";
+  OK(millrace_async_client_range(client, str(start), str(end), MILLRACE_REVERSE, &range, &error));
+  start[1] = end[1] = 'x';
+  CHECK(range_is(range, queue, "rcrb"));
+  unsigned flags = MILLRACE_EXCLUDE_START | MILLRACE_INCLUDE_END;
+  OK(millrace_async_client_range(client, str("rb"), str("rd"), flags, &range, &error));
+  CHECK(range_is(range, queue, "rcrd"));
+  OK(millrace_async_client_prefix(client, str("r"), MILLRACE_REVERSE, &range, &error));
+  CHECK(range_is(range, queue, "rerdrcrbra"));
+  OK(millrace_async_client_prefix(client, str("none"), 0, &range, &error));
+  CHECK(range_is(range, queue, ""));
+  OK(millrace_async_client_delete_range(client, queue, str("ra"), str("rc"), 2, &error));
+  CHECK(counted(queue, 2) == 2);
+  OK(millrace_async_client_delete_range(client, queue, str("r"), str("s"), 3, &error));
+  CHECK(counted(queue, 3) == 3);
+
+  /* More entries than one page has; of each call, several. */
+  char text[1000];
+  memset(text, 'v', sizeof text);
+  for (int i = 0; i < 500; i++) {
+    char key[16];
+    snprintf(key, sizeof key, "r%04d", i);
+    OK(millrace_client_batch_set(batch, str(key), millrace_bytes(text, sizeof text), &error));
+  }
+  OK(millrace_async_client_write(client, queue, batch, 4, &error));
+  ends(queue, 4, MILLRACE_OK);
+  millrace_client_batch_free(batch);
+  OK(millrace_async_client_prefix(client, str("r"), 0, &range, &error));
+  int seen = 0, calls = 0;
+  for (uint64_t count = 1; count > 0; calls++) {
+    OK(millrace_async_range_next(range, queue, 5, &error));
+    millrace_completion done = next(queue, 5, MILLRACE_OK);
+    count = done.count;
+    for (uint64_t i = 0; i < count; i += 2) {
+      char expected[16];
+      snprintf(expected, sizeof expected, "r%04d", seen++);
+      CHECK(is(millrace_bytes(done.values[i].data, done.values[i].size), expected));
+      CHECK(done.values[i + 1].size == sizeof text);
+    }
+    millrace_completion_free(&done);
+  }
+  CHECK(seen == 500 && calls > 3 && calls < 50);
+  /* The end stays the end. */
+  OK(millrace_async_range_next(range, queue, 6, &error));
+  millrace_completion done = next(queue, 6, MILLRACE_OK);
+  CHECK(done.count == 0);
+  millrace_completion_free(&done);
+  millrace_async_range_free(range);
+
+  /* One that is freed while its operation is on its way. */
+  OK(millrace_async_client_prefix(client, str("r"), 0, &range, &error));
+  OK(millrace_async_range_next(range, queue, 7, &error));
+  millrace_async_range_free(range);
+  done = next(queue, 7, MILLRACE_OK);
+  CHECK(done.count > 0);
+  millrace_completion_free(&done);
+  OK(millrace_async_client_delete_range(client, queue, str("r"), str("s"), 8, &error));
+  CHECK(counted(queue, 8) == 500);
+}
+
+static int finds(const millrace_async_transaction *transaction, const millrace_queue *queue, const char *key,
+                 const char *text) {
+  OK(millrace_async_transaction_get(transaction, queue, str(key), 9, &error));
+  millrace_completion done = next(queue, 9, MILLRACE_OK);
+  int same = text == NULL ? done.value.data == NULL : is(millrace_bytes(done.value.data, done.value.size), text);
+  millrace_completion_free(&done);
+  return same;
+}
+
+static void transactions(const millrace_async_client *client, const millrace_queue *queue) {
+  millrace_async_transaction *transaction = NULL;
+  OK(millrace_async_client_set(client, queue, str("n"), str("1"), 1, &error));
+  ends(queue, 1, MILLRACE_OK);
+  OK(millrace_async_transaction_begin(client, &transaction, &error));
+  CHECK(finds(transaction, queue, "n", "1") && finds(transaction, queue, "m", NULL));
+  OK(millrace_async_transaction_set(transaction, str("n"), str("2"), &error));
+  OK(millrace_async_transaction_set_with_ttl(transaction, str("m"), str("2"), 60000, &error));
+  OK(millrace_async_transaction_delete(transaction, str("x"), &error));
+  CHECK(holds(client, queue, "n", "1"));
+  OK(millrace_async_transaction_get(transaction, queue, str("n"), 2, &error));
+  millrace_completion done = next(queue, 2, MILLRACE_OK);
+  CHECK(is(millrace_bytes(done.value.data, done.value.size), "2"));
+  millrace_completion_free(&done);
+  OK(millrace_async_transaction_commit(transaction, queue, 3, &error));
+  FAILS(MILLRACE_INVALID_ARGUMENT, millrace_async_transaction_commit(transaction, queue, 4, &error));
+  FAILS(MILLRACE_INVALID_ARGUMENT, millrace_async_transaction_delete(transaction, str("n"), &error));
+  millrace_async_transaction_free(transaction);
+  ends(queue, 3, MILLRACE_OK);
+  CHECK(holds(client, queue, "n", "2") && holds(client, queue, "m", "2"));
+  OK(millrace_async_client_ttl(client, queue, str("m"), 5, &error));
+  CHECK(counted(queue, 5) > 30000);
+
+  OK(millrace_async_transaction_begin(client, &transaction, &error));
+  CHECK(finds(transaction, queue, "n", "2"));
+  OK(millrace_async_client_set(client, queue, str("n"), str("3"), 6, &error));
+  ends(queue, 6, MILLRACE_OK);
+  OK(millrace_async_transaction_set(transaction, str("n"), str("4"), &error));
+  OK(millrace_async_transaction_commit(transaction, queue, 7, &error));
+  ends(queue, 7, MILLRACE_CONFLICT);
+  millrace_async_transaction_free(transaction);
+  CHECK(holds(client, queue, "n", "3"));
+
+  OK(millrace_async_transaction_begin(client, &transaction, &error));
+  OK(millrace_async_transaction_set(transaction, str("n"), str("5"), &error));
+  millrace_async_transaction_free(transaction);
+  CHECK(holds(client, queue, "n", "3"));
+  OK(millrace_async_client_delete(client, queue, str("m"), 8, &error));
+  CHECK(counted(queue, 8) == 1);
+}
+
 /* Many at once, more than the connection takes: each has one completion. */
 static void many(const millrace_async_client *client) {
   enum { MANY = 3000 };
@@ -180,6 +361,65 @@ static void faults(const char *bad_line, const char *nobody, const millrace_queu
   millrace_async_client_close(client);
   ends(queue, 6, MILLRACE_OUTCOME_UNKNOWN);
 
+  /* What outlives its client: an operation that was on its way, and those that begin later. */
+  client = connect_to(bad_line, 20000, 0);
+  millrace_async_range *range = NULL, *idle = NULL;
+  millrace_async_transaction *transaction = NULL, *begun = NULL, *busy = NULL;
+  OK(millrace_async_client_prefix(client, str("stall"), 0, &range, &error));
+  OK(millrace_async_client_prefix(client, str("k"), 0, &idle, &error));
+  OK(millrace_async_transaction_begin(client, &begun, &error));
+  OK(millrace_async_transaction_begin(client, &transaction, &error));
+  OK(millrace_async_transaction_get(transaction, queue, str("k"), 7, &error));
+  done = next(queue, 7, MILLRACE_OK);
+  CHECK(is(millrace_bytes(done.value.data, done.value.size), "v"));
+  millrace_completion_free(&done);
+  OK(millrace_async_range_next(range, queue, 8, &error));
+  /* One operation at a time. */
+  FAILS(MILLRACE_BUSY, millrace_async_range_next(range, queue, 9, &error));
+  OK(millrace_async_transaction_begin(client, &busy, &error));
+  OK(millrace_async_transaction_get(busy, queue, str("stall"), 13, &error));
+  FAILS(MILLRACE_BUSY, millrace_async_transaction_get(busy, queue, str("k"), 14, &error));
+  FAILS(MILLRACE_BUSY, millrace_async_transaction_set(busy, str("k"), str("w"), &error));
+  FAILS(MILLRACE_BUSY, millrace_async_transaction_commit(busy, queue, 14, &error));
+  millrace_async_transaction_free(busy);
+  millrace_async_client_close(client);
+  for (int closed = 0; closed < 2; closed++) {
+    while (millrace_queue_take(queue, &done, 1) == 0) {
+      struct pollfd fd = {.fd = millrace_queue_fd(queue), .events = POLLIN};
+      CHECK(poll(&fd, 1, 20000) == 1);
+    }
+    CHECK((done.tag == 8 || done.tag == 13) && done.code == MILLRACE_CLOSED);
+    millrace_completion_free(&done);
+  }
+  OK(millrace_async_range_next(range, queue, 9, &error));
+  ends(queue, 9, MILLRACE_CLOSED);
+  OK(millrace_async_range_next(idle, queue, 10, &error));
+  ends(queue, 10, MILLRACE_CLOSED);
+  OK(millrace_async_transaction_get(transaction, queue, str("k"), 11, &error));
+  ends(queue, 11, MILLRACE_CLOSED);
+  OK(millrace_async_transaction_set(transaction, str("k"), str("w"), &error));
+  OK(millrace_async_transaction_commit(transaction, queue, 12, &error));
+  ends(queue, 12, MILLRACE_CLOSED);
+  OK(millrace_async_transaction_set(begun, str("k"), str("w"), &error));
+  millrace_async_range_free(range);
+  millrace_async_range_free(idle);
+  millrace_async_transaction_free(transaction);
+  millrace_async_transaction_free(begun);
+
+  /* A commit whose answer is lost. */
+  client = connect_to(bad_line, 20000, 0);
+  OK(millrace_async_transaction_begin(client, &transaction, &error));
+  OK(millrace_async_transaction_get(transaction, queue, str("k"), 13, &error));
+  done = next(queue, 13, MILLRACE_OK);
+  CHECK(is(millrace_bytes(done.value.data, done.value.size), "v"));
+  millrace_completion_free(&done);
+  OK(millrace_async_transaction_set(transaction, str("k"), str("cut"), &error));
+  OK(millrace_async_transaction_commit(transaction, queue, 14, &error));
+  ends(queue, 14, MILLRACE_OUTCOME_UNKNOWN);
+  millrace_async_transaction_free(transaction);
+  CHECK(holds(client, queue, "k", "v"));
+  millrace_async_client_close(client);
+
   /* A queue that is freed waits for them. */
   millrace_queue *other = NULL;
   OK(millrace_queue_new(10, &other, &error));
@@ -208,12 +448,52 @@ static void mistakes(const millrace_async_client *client, const millrace_queue *
   FAILS(bad, millrace_async_client_multi_get(client, queue, &hole, 1, 0, &error));
   FAILS(bad, millrace_async_client_set(client, queue, k, huge, 0, &error));
   FAILS(bad, millrace_async_client_delete(client, queue, hole, 0, &error));
+  FAILS(bad, millrace_async_client_set_with_ttl(client, queue, k, huge, 1, 0, &error));
+  FAILS(bad, millrace_async_client_expire(client, queue, hole, 1, 0, &error));
+  FAILS(bad, millrace_async_client_persist(client, NULL, k, 0, &error));
+  FAILS(bad, millrace_async_client_ttl(NULL, queue, k, 0, &error));
   FAILS(bad, millrace_async_client_write(client, queue, NULL, 0, &error));
   FAILS(bad, millrace_async_client_wait_coherent(NULL, queue, 0, &error));
   FAILS(bad, millrace_async_client_cache_stats(NULL, &stats, sizeof stats, &error));
   FAILS(bad, millrace_async_client_cache_stats(client, &stats, 3, &error));
+  millrace_async_range *range = (millrace_async_range *)1;
+  millrace_async_transaction *transaction = (millrace_async_transaction *)1;
+  millrace_async_range_free(NULL);
+  millrace_async_transaction_free(NULL);
+  FAILS(bad, millrace_async_client_range(NULL, k, k, 0, &range, &error));
+  CHECK(range == NULL);
+  FAILS(bad, millrace_async_client_range(client, k, k, 0, NULL, &error));
+  FAILS(bad, millrace_async_client_range(client, k, hole, 0, &range, &error));
+  FAILS(bad, millrace_async_client_range(client, k, k, 8, &range, &error));
+  FAILS(bad, millrace_async_client_prefix(client, k, MILLRACE_INCLUDE_END, &range, &error));
+  FAILS(bad, millrace_async_client_prefix(client, hole, 0, &range, &error));
+  FAILS(bad, millrace_async_client_delete_range(client, queue, k, hole, 0, &error));
+  FAILS(bad, millrace_async_range_next(NULL, queue, 0, &error));
+  OK(millrace_async_client_prefix(client, k, 0, &range, &error));
+  FAILS(bad, millrace_async_range_next(range, NULL, 0, &error));
+  FAILS(bad, millrace_async_transaction_begin(NULL, &transaction, &error));
+  CHECK(transaction == NULL);
+  FAILS(bad, millrace_async_transaction_begin(client, NULL, &error));
+  FAILS(bad, millrace_async_transaction_get(NULL, queue, k, 0, &error));
+  FAILS(bad, millrace_async_transaction_set(NULL, k, k, &error));
+  FAILS(bad, millrace_async_transaction_set_with_ttl(NULL, k, k, 1, &error));
+  FAILS(bad, millrace_async_transaction_delete(NULL, k, &error));
+  FAILS(bad, millrace_async_transaction_commit(NULL, queue, 0, &error));
+  OK(millrace_async_transaction_begin(client, &transaction, &error));
+  FAILS(bad, millrace_async_transaction_get(transaction, queue, hole, 0, &error));
+  FAILS(bad, millrace_async_transaction_get(transaction, NULL, k, 0, &error));
+  FAILS(bad, millrace_async_transaction_set(transaction, k, huge, &error));
+  FAILS(bad, millrace_async_transaction_set_with_ttl(transaction, hole, k, 1, &error));
+  FAILS(bad, millrace_async_transaction_delete(transaction, hole, &error));
+  FAILS(bad, millrace_async_transaction_commit(transaction, NULL, 0, &error));
   millrace_completion done;
   CHECK(millrace_queue_take(queue, &done, 1) == 0);
+  /* A call that is refused leaves its transaction as it was. */
+  OK(millrace_async_transaction_set_with_ttl(transaction, k, k, 0, &error));
+  OK(millrace_async_transaction_commit(transaction, queue, 1, &error));
+  ends(queue, 1, MILLRACE_INVALID_OPTION);
+  millrace_async_transaction_free(transaction);
+  millrace_async_range_free(range);
 
   /* A call that is refused leaves its batch as it was. */
   millrace_queue *small = NULL;
@@ -229,10 +509,20 @@ static void mistakes(const millrace_async_client *client, const millrace_queue *
 static void forked(const char *address, const millrace_async_client *client, const millrace_queue *queue) {
   OK(millrace_async_client_set(client, queue, str("parent"), str("yes"), 1, &error));
   ends(queue, 1, MILLRACE_OK);
+  millrace_async_range *range = NULL;
+  millrace_async_transaction *transaction = NULL;
+  OK(millrace_async_client_prefix(client, str("parent"), 0, &range, &error));
+  OK(millrace_async_transaction_begin(client, &transaction, &error));
+  CHECK(finds(transaction, queue, "parent", "yes"));
   pid_t child = fork();
   CHECK(child >= 0);
   if (child == 0) {
     FAILS(MILLRACE_CLOSED, millrace_async_client_get(client, queue, str("parent"), 2, &error));
+    FAILS(MILLRACE_CLOSED, millrace_async_range_next(range, queue, 2, &error));
+    FAILS(MILLRACE_CLOSED, millrace_async_transaction_set(transaction, str("parent"), str("no"), &error));
+    FAILS(MILLRACE_CLOSED, millrace_async_transaction_commit(transaction, queue, 2, &error));
+    millrace_async_range_free(range);
+    millrace_async_transaction_free(transaction);
     millrace_async_client_close((millrace_async_client *)client);
     millrace_queue *own = NULL;
     OK(millrace_queue_new(10, &own, &error));
@@ -245,6 +535,16 @@ static void forked(const char *address, const millrace_async_client *client, con
   int status = 0;
   CHECK(waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0);
   CHECK(holds(client, queue, "parent", "yes"));
+  OK(millrace_async_range_next(range, queue, 3, &error));
+  millrace_completion done = next(queue, 3, MILLRACE_OK);
+  CHECK(done.count == 2 && is(millrace_bytes(done.values[1].data, done.values[1].size), "yes"));
+  millrace_completion_free(&done);
+  OK(millrace_async_transaction_set(transaction, str("parent"), str("still"), &error));
+  OK(millrace_async_transaction_commit(transaction, queue, 4, &error));
+  ends(queue, 4, MILLRACE_OK);
+  CHECK(holds(client, queue, "parent", "still"));
+  millrace_async_range_free(range);
+  millrace_async_transaction_free(transaction);
 }
 
 #define THREADS 6
@@ -314,6 +614,9 @@ int main(int argc, char **argv) {
     millrace_completion done = next(queue, 0, MILLRACE_OK);
     millrace_completion_free(&done);
     calls(client, queue);
+    deadlines(client, queue);
+    ranges(client, queue);
+    transactions(client, queue);
     many(client);
     mistakes(client, queue);
     forked(argv[2], client, queue);

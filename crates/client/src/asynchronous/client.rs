@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use resp::Reply;
 use tokio::sync::{Semaphore, mpsc, oneshot};
@@ -16,10 +17,11 @@ use crate::batch::WriteBatch;
 use crate::bounds::{KeyRange, prefix};
 use crate::cache::{Cache, CacheStats, Lookup, Turn, WAITS_MAX};
 use crate::command::{
-    Class, Command, Cursor, KEYS_MAX, Touches, count, missed_value, ok, one, values, written,
+    Class, Command, Cursor, KEYS_MAX, Touches, count, left, missed_value, ok, one, values, written,
 };
 use crate::error::{Error, ErrorKind, Result};
 use crate::options::{Options, Target};
+use crate::ttl::Ttl;
 
 /// Transactions that have a connection at the same time.
 const TRANSACTIONS_MAX: usize = 64;
@@ -44,13 +46,18 @@ const RESTING_MAX: usize = 8;
 /// # let server = Redis::start(&[]);
 /// # let address = server.address();
 /// use millrace::Client;
-/// use millrace::client::WriteBatch;
+/// use millrace::client::{Ttl, WriteBatch};
+/// use std::time::Duration;
 ///
 /// let client = Client::connect(&address).await?; // such as "127.0.0.1:6379"
 /// client.set("a", "1").await?;
 /// assert_eq!(client.get("a").await?.as_deref(), Some(&b"1"[..]));
 /// assert_eq!(client.multi_get(["a", "b"]).await?, [Some(b"1".to_vec()), None]);
 /// assert!(client.delete("a").await?);
+///
+/// client.set_with_ttl("session", "Ada", Duration::from_secs(3600)).await?;
+/// assert!(client.expire("session", Duration::from_secs(7200)).await?);
+/// assert!(matches!(client.ttl("session").await?, Ttl::Left(left) if left.as_secs() > 3600));
 ///
 /// let mut batch = WriteBatch::new();
 /// batch.set("b", "2").set("c", "3");
@@ -207,6 +214,52 @@ impl Client {
     pub async fn set(&self, key: impl AsRef<[u8]>, value: impl AsRef<[u8]>) -> Result<()> {
         let command = Command::set(key.as_ref(), value.as_ref(), self.shared.cache.is_some());
         ok(&self.one(command).await?)
+    }
+
+    /// Sets a key that the server removes when this time is over, which begins when it makes the
+    /// write. The time is rounded up to a whole millisecond.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidOption`]: no time, or more than 2^62 ms. As for
+    /// [`Client::set`].
+    pub async fn set_with_ttl(
+        &self,
+        key: impl AsRef<[u8]>,
+        value: impl AsRef<[u8]>,
+        ttl: Duration,
+    ) -> Result<()> {
+        let (key, value, is_cached) = (key.as_ref(), value.as_ref(), self.shared.cache.is_some());
+        let command = Command::set_with_ttl(key, value, ttl, is_cached)?;
+        ok(&self.one(command).await?)
+    }
+
+    /// Gives a key that is there a time to live, from now on, instead of the one that it has.
+    /// Whether there is such a key. The time is rounded up to a whole millisecond.
+    ///
+    /// # Errors
+    /// As for [`Client::set_with_ttl`].
+    pub async fn expire(&self, key: impl AsRef<[u8]>, ttl: Duration) -> Result<bool> {
+        let command = Command::expire(key.as_ref(), ttl, self.shared.cache.is_some())?;
+        Ok(count(&self.one(command).await?)? > 0)
+    }
+
+    /// Takes away a key's time to live. Whether it had one.
+    ///
+    /// # Errors
+    /// As for [`Client::set`].
+    pub async fn persist(&self, key: impl AsRef<[u8]>) -> Result<bool> {
+        let command = Command::persist(key.as_ref(), self.shared.cache.is_some());
+        Ok(count(&self.one(command).await?)? > 0)
+    }
+
+    /// How long a key lives from now on. The server is asked, not the cache.
+    ///
+    /// # Errors
+    /// As for [`Client::get`].
+    pub async fn ttl(&self, key: impl AsRef<[u8]>) -> Result<Ttl> {
+        let key = key.as_ref();
+        let reply = self.one(Command::ttl(key)).await?;
+        left(self.shared.cache.as_deref(), key, &reply)
     }
 
     /// Deletes a key. Whether there was one.

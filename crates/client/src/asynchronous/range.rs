@@ -67,6 +67,12 @@ impl Stream for Range {
             }
         }
     }
+
+    /// At least as many entries as are in memory: these are ready.
+    fn size_hint(&self) -> (usize, Option<usize>) {
+        let ready = self.page.len();
+        (ready, self.cursor.done.then_some(ready))
+    }
 }
 
 impl FusedStream for Range {

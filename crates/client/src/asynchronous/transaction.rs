@@ -1,6 +1,7 @@
 //! Optimistic transactions.
 
 use std::fmt;
+use std::time::Duration;
 
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::{Instant, sleep_until, timeout_at};
@@ -120,6 +121,12 @@ impl Transaction {
     /// Sets a key at commit.
     pub fn set(&mut self, key: impl AsRef<[u8]>, value: impl AsRef<[u8]>) {
         self.batch.set(key, value);
+    }
+
+    /// Sets a key at commit that the server removes after this time, from the commit on; see
+    /// [`Client::set_with_ttl`].
+    pub fn set_with_ttl(&mut self, key: impl AsRef<[u8]>, value: impl AsRef<[u8]>, ttl: Duration) {
+        self.batch.set_with_ttl(key, value, ttl);
     }
 
     /// Deletes a key at commit.

@@ -13,13 +13,18 @@
 //! # let server = Redis::start(&[]);
 //! # let address = server.address();
 //! use millrace::blocking::Client;
-//! use millrace::client::WriteBatch;
+//! use millrace::client::{Ttl, WriteBatch};
+//! use std::time::Duration;
 //!
 //! let client = Client::connect(&address)?; // such as "127.0.0.1:6379"
 //! client.set("a", "1")?;
 //! assert_eq!(client.get("a")?.as_deref(), Some(&b"1"[..]));
 //! assert_eq!(client.multi_get(["a", "b"])?, [Some(b"1".to_vec()), None]);
 //! assert!(client.delete("a")?);
+//!
+//! client.set_with_ttl("session", "Ada", Duration::from_secs(3600))?;
+//! assert!(client.expire("session", Duration::from_secs(7200))?);
+//! assert!(matches!(client.ttl("session")?, Ttl::Left(left) if left.as_secs() > 3600));
 //!
 //! let mut batch = WriteBatch::new();
 //! batch.set("b", "2").set("c", "3");
@@ -42,7 +47,7 @@ mod transaction;
 
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use resp::Reply;
 
@@ -55,10 +60,12 @@ use crate::batch::WriteBatch;
 use crate::bounds::{KeyRange, prefix};
 use crate::cache::{Cache, CacheStats, Lookup, Turn, WAITS_MAX};
 use crate::command::{
-    Class, Command, Cursor, KEYS_MAX, count, missed_value, ok, one, settle, value, values, written,
+    Class, Command, Cursor, KEYS_MAX, count, left, missed_value, ok, one, settle, value, values,
+    written,
 };
 use crate::error::Result;
 use crate::options::{Options, Target};
+use crate::ttl::Ttl;
 
 /// Sockets that are kept while nobody uses them.
 const RESTING_MAX: usize = 256;
@@ -207,6 +214,51 @@ impl Client {
         ok(&self.one(&command)?)
     }
 
+    /// Sets a key that the server removes when this time is over, which begins when it makes the
+    /// write. The time is rounded up to a whole millisecond.
+    ///
+    /// # Errors
+    /// [`InvalidOption`](crate::ErrorKind): no time, or more than 2^62 ms. As for
+    /// [`Client::set`].
+    pub fn set_with_ttl(
+        &self,
+        key: impl AsRef<[u8]>,
+        value: impl AsRef<[u8]>,
+        ttl: Duration,
+    ) -> Result<()> {
+        let (key, value, is_cached) = (key.as_ref(), value.as_ref(), self.shared.cache.is_some());
+        ok(&self.one(&Command::set_with_ttl(key, value, ttl, is_cached)?)?)
+    }
+
+    /// Gives a key that is there a time to live, from now on, instead of the one that it has.
+    /// Whether there is such a key. The time is rounded up to a whole millisecond.
+    ///
+    /// # Errors
+    /// As for [`Client::set_with_ttl`].
+    pub fn expire(&self, key: impl AsRef<[u8]>, ttl: Duration) -> Result<bool> {
+        let command = Command::expire(key.as_ref(), ttl, self.shared.cache.is_some())?;
+        Ok(count(&self.one(&command)?)? > 0)
+    }
+
+    /// Takes away a key's time to live. Whether it had one.
+    ///
+    /// # Errors
+    /// As for [`Client::set`].
+    pub fn persist(&self, key: impl AsRef<[u8]>) -> Result<bool> {
+        let command = Command::persist(key.as_ref(), self.shared.cache.is_some());
+        Ok(count(&self.one(&command)?)? > 0)
+    }
+
+    /// How long a key lives from now on. The server is asked, not the cache.
+    ///
+    /// # Errors
+    /// As for [`Client::get`].
+    pub fn ttl(&self, key: impl AsRef<[u8]>) -> Result<Ttl> {
+        let key = key.as_ref();
+        let reply = self.one(&Command::ttl(key))?;
+        left(self.cache(), key, &reply)
+    }
+
     /// Deletes a key. Whether there was one.
     ///
     /// # Errors
@@ -270,7 +322,7 @@ impl Client {
 
     /// The cache's counts; all 0 without a cache.
     pub fn cache_stats(&self) -> CacheStats {
-        self.shared.cache.as_ref().map(|(cache, _)| cache.stats()).unwrap_or_default()
+        self.cache().map(Cache::stats).unwrap_or_default()
     }
 
     fn deadline(&self) -> Instant {
@@ -284,9 +336,12 @@ impl Client {
     /// Sends a command and waits for its replies, again where that is safe.
     fn call(&self, command: &Command) -> Result<Vec<Reply>> {
         let result = self.attempts(command);
-        let cache = self.shared.cache.as_ref().map(|(cache, _)| &**cache);
-        settle(cache, &command.touches, None);
+        settle(self.cache(), &command.touches, None);
         result
+    }
+
+    fn cache(&self) -> Option<&Cache> {
+        self.shared.cache.as_ref().map(|(cache, _)| &**cache)
     }
 
     fn attempts(&self, command: &Command) -> Result<Vec<Reply>> {

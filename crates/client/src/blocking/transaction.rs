@@ -1,7 +1,7 @@
 //! Optimistic transactions, for threads.
 
 use std::fmt;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::Client;
 use super::socket::Socket;
@@ -105,6 +105,12 @@ impl Transaction {
     /// Sets a key at commit.
     pub fn set(&mut self, key: impl AsRef<[u8]>, value: impl AsRef<[u8]>) {
         self.batch.set(key, value);
+    }
+
+    /// Sets a key at commit that the server removes after this time, from the commit on; see
+    /// [`Client::set_with_ttl`].
+    pub fn set_with_ttl(&mut self, key: impl AsRef<[u8]>, value: impl AsRef<[u8]>, ttl: Duration) {
+        self.batch.set_with_ttl(key, value, ttl);
     }
 
     /// Deletes a key at commit.

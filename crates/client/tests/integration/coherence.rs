@@ -1,10 +1,10 @@
 //! The cache against redis-server, with writers elsewhere.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use client::{Options, blocking};
+use client::{Options, Ttl, blocking};
 use proptest::prelude::*;
 
 use crate::redis::Redis;
@@ -125,6 +125,11 @@ enum Step {
     /// The cached client writes.
     Own(usize, u8),
     OwnTransaction(usize, u8),
+    /// The cached client sets a key with a deadline.
+    OwnWithTtl(usize, u8),
+    /// A key gets a deadline, or loses it: by another client, or by the cached one.
+    Expire(bool, usize),
+    Persist(bool, usize),
     Read(usize),
     ReadAll,
     FlushAll,
@@ -139,6 +144,9 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
             3 => (0..3_usize, key.clone()).prop_map(|(w, k)| Step::Delete(w, k)),
             4 => (key.clone(), any::<u8>()).prop_map(|(k, v)| Step::Own(k, v)),
             2 => (key.clone(), any::<u8>()).prop_map(|(k, v)| Step::OwnTransaction(k, v)),
+            2 => (key.clone(), any::<u8>()).prop_map(|(k, v)| Step::OwnWithTtl(k, v)),
+            2 => (any::<bool>(), key.clone()).prop_map(|(own, k)| Step::Expire(own, k)),
+            2 => (any::<bool>(), key.clone()).prop_map(|(own, k)| Step::Persist(own, k)),
             16 => key.prop_map(Step::Read),
             3 => Just(Step::ReadAll),
             1 => Just(Step::FlushAll),
@@ -160,6 +168,9 @@ fn a_cached_client_agrees_with_a_map() {
     proptest!(config, |(steps in steps(), which in 0..2_usize)| {
         let client = &subjects[which];
         let mut map: BTreeMap<String, Vec<u8>> = BTreeMap::new();
+        // The keys with a deadline, which does not pass.
+        let mut ends: BTreeSet<String> = BTreeSet::new();
+        let hour = Duration::from_secs(3600);
         let name = |key: usize| format!("m{key}");
         (0..KEYS).for_each(|key| { writers[0].delete(name(key)).unwrap(); });
         client.wait_coherent();
@@ -168,27 +179,62 @@ fn a_cached_client_agrees_with_a_map() {
                 Step::Write(writer, key, value) => {
                     writers[writer].set(name(key), [value]).unwrap();
                     map.insert(name(key), vec![value]);
+                    ends.remove(&name(key));
                     true
                 }
                 Step::Delete(writer, key) => {
                     let there = writers[writer].delete(name(key)).unwrap();
                     prop_assert_eq!(there, map.remove(&name(key)).is_some());
+                    ends.remove(&name(key));
                     true
                 }
                 Step::Own(key, value) => {
                     let value = value.to_string();
                     client.set(&name(key), &value).unwrap();
                     map.insert(name(key), value.into_bytes());
+                    ends.remove(&name(key));
                     false
+                }
+                Step::OwnWithTtl(key, value) => {
+                    let value = value.to_string();
+                    client.set_with_ttl(&name(key), &value, hour).unwrap();
+                    map.insert(name(key), value.into_bytes());
+                    ends.insert(name(key));
+                    false
+                }
+                Step::Expire(own, key) => {
+                    let name = name(key);
+                    let done = match own {
+                        true => client.expire(&name, hour).unwrap(),
+                        false => writers[0].expire(&name, hour).unwrap(),
+                    };
+                    prop_assert_eq!(done, map.contains_key(&name));
+                    if done {
+                        ends.insert(name);
+                    }
+                    !own
+                }
+                Step::Persist(own, key) => {
+                    let name = name(key);
+                    let done = match own {
+                        true => client.persist(&name).unwrap(),
+                        false => writers[0].persist(&name).unwrap(),
+                    };
+                    prop_assert_eq!(done, ends.remove(&name));
+                    !own
                 }
                 Step::OwnTransaction(key, value) => {
                     let value = value.to_string();
                     client.read_and_write(&name(key), &value, || ()).unwrap();
                     map.insert(name(key), value.into_bytes());
+                    ends.remove(&name(key));
                     false
                 }
                 Step::Read(key) => {
                     prop_assert_eq!(client.get(&name(key)).unwrap(), map.get(&name(key)).cloned());
+                    let ttl = client.ttl(&name(key)).unwrap();
+                    prop_assert_eq!(matches!(ttl, Ttl::NoKey), !map.contains_key(&name(key)));
+                    prop_assert_eq!(matches!(ttl, Ttl::Left(_)), ends.contains(&name(key)));
                     false
                 }
                 Step::ReadAll => {
@@ -205,6 +251,7 @@ fn a_cached_client_agrees_with_a_map() {
                     admin.write_all(b"FLUSHALL\r\n").unwrap();
                     let _ = admin.read(&mut [0; 64]).unwrap();
                     map.clear();
+                    ends.clear();
                     true
                 }
                 Step::Cut => {
@@ -219,6 +266,37 @@ fn a_cached_client_agrees_with_a_map() {
             }
         }
     });
+}
+
+/// The server notices the end of a key when another client asks for it, and says so before it
+/// answers anything that is sent later.
+#[test]
+fn a_key_that_has_ended_for_others_has_ended_for_a_cache_that_waited() {
+    let redis = Redis::start(&[]);
+    // Otherwise it may notice by itself, a little earlier.
+    let other = blocking::Client::connect(&redis.address()).unwrap();
+    {
+        use std::io::{Read, Write};
+        let mut admin = admin(&redis);
+        admin.write_all(b"DEBUG SET-ACTIVE-EXPIRE 0\r\n").unwrap();
+        assert!(admin.read(&mut [0; 64]).unwrap() > 0);
+    }
+    for how in Kind::ALL {
+        let client = cached(how, &redis);
+        for n in 0..20 {
+            let name = format!("e{n}");
+            if n % 2 == 0 {
+                client.set_with_ttl(&name, "1", Duration::from_millis(5)).unwrap();
+            } else {
+                other.set_with_ttl(&name, "1", Duration::from_millis(5)).unwrap();
+            }
+            // It may have ended already.
+            let _ = client.get(&name).unwrap();
+            while other.get(&name).unwrap().is_some() {}
+            client.wait_coherent();
+            assert_eq!(client.get(&name).unwrap(), None, "{how:?} {name}");
+        }
+    }
 }
 
 #[test]

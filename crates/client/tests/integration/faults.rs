@@ -2,10 +2,10 @@
 
 use std::net::TcpListener;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use client::{ErrorKind, Options, WriteBatch};
+use client::{ErrorKind, Options, Ttl, WriteBatch};
 
 use crate::fake::Fake;
 use crate::subject::{Kind, Subject, kind, quick};
@@ -80,8 +80,12 @@ fn a_call_without_an_answer_ends_in_time() {
         assert_eq!(kind(soon(|| client.set("k", "v"))), ErrorKind::OutcomeUnknown);
         assert_eq!(kind(soon(|| client.delete("k"))), ErrorKind::OutcomeUnknown);
         assert_eq!(kind(soon(|| client.multi_get(&["k"]))), ErrorKind::Timeout);
+        let second = Duration::from_secs(1);
+        assert_eq!(kind(soon(|| client.ttl("k"))), ErrorKind::Timeout);
+        assert_eq!(kind(soon(|| client.expire("k", second))), ErrorKind::OutcomeUnknown);
+        assert_eq!(kind(soon(|| client.persist("k"))), ErrorKind::OutcomeUnknown);
         let mut batch = WriteBatch::new();
-        batch.set("a", "b").delete("c");
+        batch.set("a", "b").delete("c").set_with_ttl("d", "e", second);
         assert_eq!(kind(soon(|| client.write(batch))), ErrorKind::OutcomeUnknown);
         let transaction = soon(|| client.read_and_write("k", "v", || ()));
         assert_eq!(kind(transaction), ErrorKind::Timeout);
@@ -139,6 +143,75 @@ fn reads_are_made_again_and_writes_are_not() {
             assert_eq!(kind(lost), ErrorKind::OutcomeUnknown, "{how:?} {cut:?}");
             assert_eq!(writes.load(Ordering::SeqCst), 1, "{how:?} {cut:?}");
         }
+    }
+}
+
+/// A time to live that is sent again begins anew: the key might end later than it was told to.
+#[test]
+fn what_sets_a_deadline_is_not_made_again_and_what_reads_it_is() {
+    let writes = Arc::new(AtomicUsize::new(0));
+    let count = writes.clone();
+    // Every second connection answers; the others end at the first command.
+    let fake = Fake::answering(move |number, words| {
+        if words[0] != "PTTL" {
+            count.fetch_add(1, Ordering::SeqCst);
+        }
+        (number % 2 == 1 && words[0] == "PTTL").then(|| ":1500\r\n".to_owned())
+    });
+    let second = Duration::from_secs(1);
+    for how in Kind::ALL {
+        type Call = fn(&Subject, Duration) -> client::Result<()>;
+        let calls: [Call; 3] = [
+            |client, ttl| client.set_with_ttl("k", "v", ttl),
+            |client, ttl| client.expire("k", ttl).map(drop),
+            |client, _| client.persist("k").map(drop),
+        ];
+        for (call, expected) in calls.into_iter().zip(1..) {
+            fake.connections.store(0, Ordering::SeqCst);
+            if expected == 1 {
+                writes.store(0, Ordering::SeqCst);
+            }
+            let client = connect(how, &fake);
+            let lost = soon(|| call(&client, second));
+            assert_eq!(kind(lost), ErrorKind::OutcomeUnknown, "{how:?}");
+            assert_eq!(writes.load(Ordering::SeqCst), expected, "{how:?}");
+        }
+        fake.connections.store(0, Ordering::SeqCst);
+        let client = connect(how, &fake);
+        assert_eq!(
+            soon(|| client.ttl("k")).unwrap(),
+            Ttl::Left(Duration::from_millis(1500)),
+            "{how:?}"
+        );
+    }
+}
+
+/// A server knows the deadline, and may not have noticed that it has passed: it invalidates later.
+#[test]
+fn a_key_that_has_ended_by_its_ttl_is_not_returned_from_the_cache() {
+    let ended = Arc::new(AtomicBool::new(false));
+    let is_over = ended.clone();
+    let fake = Fake::answering(move |_, words| {
+        let is_over = is_over.load(Ordering::SeqCst);
+        Some(match (words[0].as_str(), is_over) {
+            ("PTTL", true) => ":-2\r\n".to_owned(),
+            ("PTTL", false) => ":1\r\n".to_owned(),
+            ("GET", true) => "_\r\n".to_owned(),
+            ("GET", false) => "$1\r\nv\r\n".to_owned(),
+            _ => "+OK\r\n".to_owned(),
+        })
+    });
+    for how in Kind::ALL {
+        ended.store(false, Ordering::SeqCst);
+        let client = how.connect(quick().cache(1 << 20), &fake.address).unwrap();
+        for _ in 0..2 {
+            assert_eq!(client.get("k").unwrap().unwrap(), b"v");
+            assert_eq!(client.ttl("k").unwrap(), Ttl::Left(Duration::from_millis(1)));
+        }
+        assert_eq!((client.stats().hits, client.stats().misses), (1, 1), "{how:?}");
+        ended.store(true, Ordering::SeqCst);
+        assert_eq!(client.ttl("k").unwrap(), Ttl::NoKey);
+        assert_eq!(client.get("k").unwrap(), None, "{how:?}");
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use client::{CacheStats, ErrorKind, Options, Result, WriteBatch};
+use client::{CacheStats, ErrorKind, Options, Result, Ttl, WriteBatch};
 use tokio::runtime::Runtime;
 
 #[derive(Clone, Copy, Debug)]
@@ -62,6 +62,22 @@ impl Subject {
 
     pub fn set(&self, key: &str, value: &str) -> Result<()> {
         both!(self, client => client.set(key, value))
+    }
+
+    pub fn set_with_ttl(&self, key: &str, value: &str, ttl: Duration) -> Result<()> {
+        both!(self, client => client.set_with_ttl(key, value, ttl))
+    }
+
+    pub fn expire(&self, key: &str, ttl: Duration) -> Result<bool> {
+        both!(self, client => client.expire(key, ttl))
+    }
+
+    pub fn persist(&self, key: &str) -> Result<bool> {
+        both!(self, client => client.persist(key))
+    }
+
+    pub fn ttl(&self, key: &str) -> Result<Ttl> {
+        both!(self, client => client.ttl(key))
     }
 
     pub fn delete(&self, key: &str) -> Result<bool> {

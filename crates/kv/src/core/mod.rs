@@ -12,6 +12,7 @@
 
 pub(crate) mod ask;
 pub(crate) mod command_stats;
+pub(crate) mod ends;
 pub(crate) mod node;
 pub(crate) mod scan_table;
 pub(crate) mod secured;

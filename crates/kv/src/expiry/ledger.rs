@@ -16,13 +16,13 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use lsm::{BatchWriter, CfId, Forerunner, IterOptions, Note, Reader, Writer};
+use lsm::{BatchWriter, CfId, Forerunner, Note, Reader, Writer};
 use reactor::{Core, Event};
 
 use crate::expiry::record::{
-    DUE, Entry, decode, due_key, due_start, encode, parse_due, record_key, run_entry,
+    Entry, after_due, decode, due_key, due_start, encode, record_key, run_entry,
 };
-use crate::expiry::{DIRECTORY, Deadline, Expiry, RECORDS};
+use crate::expiry::{DIRECTORY, Deadline, Due, Expiry, RECORDS, due_from};
 
 /// Records looked up together.
 const TOGETHER: usize = 64;
@@ -37,9 +37,6 @@ pub(crate) struct Noted {
     pub hash: u64,
     pub deadline: Deadline,
 }
-
-/// A key and a deadline of it that has passed.
-pub(crate) type Due = (Deadline, Vec<u8>);
 
 /// The deadlines, for the shard. Clones are the same.
 #[derive(Clone)]
@@ -150,29 +147,9 @@ impl Ledger {
         now_ms: u64,
     ) -> lsm::Result<Vec<Due>> {
         let Some((reader, _)) = self.0.records.get() else { return Ok(Vec::new()) };
-        let start = due_start(self.0.family);
-        let last = after.map(|(deadline, key)| due_key(self.0.family, *deadline, key));
-        let options = IterOptions {
-            prefix: Some(start.clone()),
-            expected: Some(count),
-            ..IterOptions::default()
-        };
-        let mut iter = reader.iter(RECORDS, options)?;
-        iter.seek(last.as_ref().unwrap_or(&start)).await?;
-        if iter.valid() && last.is_some_and(|last| iter.key() == last) {
-            iter.next().await?;
-        }
-        let mut found = Vec::new();
-        while iter.valid() && found.len() < count && iter.key().first() == Some(&DUE) {
-            match parse_due(iter.key()) {
-                Some((deadline, key)) if deadline.has_passed(now_ms) => {
-                    found.push((deadline, key.to_vec()));
-                }
-                _ => break,
-            }
-            iter.next().await?;
-        }
-        Ok(found)
+        let family = self.0.family;
+        let from = after.map_or_else(|| due_start(family), |last| after_due(family, last));
+        due_from(reader, family, &from, count, now_ms).await
     }
 
     /// Removes what is written about deadlines whose keys are gone, or have others by now. Suspends

@@ -11,8 +11,8 @@ use std::sync::{Arc, OnceLock};
 
 use lsm::{CfId, Iter, IterOptions, Place, Reader, Snapshot, Value};
 
-use crate::expiry::record::{decode, hash, record_key};
-use crate::expiry::{Deadline, Expiry, RECORDS};
+use crate::expiry::record::{after_due, decode, due_key, hash, record_key};
+use crate::expiry::{Deadline, Due, Expiry, RECORDS, due_from};
 
 /// A reader of one core. Clones are the same.
 #[derive(Clone)]
@@ -78,6 +78,25 @@ impl LiveReader {
         let passed =
             record.is_some_and(|record| decode(record).any(|entry| entry.deadline.has_passed(now)));
         if passed { Judgement::Asks } else { Judgement::Lives }
+    }
+
+    /// Keys whose deadlines have passed, oldest first, at most `count`: from a time in Unix
+    /// milliseconds on, or after one of them. Suspends for blocks.
+    ///
+    /// # Errors
+    /// Those of the engine.
+    pub async fn ended(
+        &self,
+        family: CfId,
+        from_ms: u64,
+        after: Option<&Due>,
+        count: usize,
+        now_ms: u64,
+    ) -> lsm::Result<Vec<Due>> {
+        let Some(records) = self.records() else { return Ok(Vec::new()) };
+        let first = || due_key(family, Deadline::at(from_ms), b"");
+        let from = after.map_or_else(first, |last| after_due(family, last));
+        due_from(records, family, &from, count, now_ms).await
     }
 
     /// The value of a key and its deadline, whether it has passed or not. Suspends for blocks.

@@ -28,7 +28,8 @@
 //!   merge of RocksDB's into the deepest level may drop them; then its keys have no deadlines any
 //!   more.
 //!
-//! `live` is used by the cores, `ledger` by the shard. Uses the engine only.
+//! `live` is used by the cores, `ledger` by the shard. A node that only reads removes nothing;
+//! there `core::ends` tells the caches of clients. Uses the engine only.
 
 pub(crate) mod ledger;
 pub(crate) mod live;
@@ -39,10 +40,10 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use arc_swap::ArcSwap;
-use lsm::{Db, IterOptions, Kind, OpenOptions};
+use lsm::{CfId, Db, IterOptions, Kind, OpenOptions, Reader};
 use reactor::Core;
 
-use crate::expiry::record::{RUNS, run_of};
+use crate::expiry::record::{DUE, RUNS, due_start, parse_due, run_of};
 
 /// The name of the directory with deadlines, in that of the database.
 pub const DIRECTORY: &str = "millrace-expiry";
@@ -146,6 +147,38 @@ impl Expiry {
             Err(error) => Err(error),
         }
     }
+}
+
+/// A key and a deadline of it that has passed.
+pub(crate) type Due = (Deadline, Vec<u8>);
+
+/// Keys whose deadlines have passed, oldest first, at most `count`, from an entry on. Suspends for
+/// blocks.
+async fn due_from(
+    records: &Reader,
+    family: CfId,
+    from: &[u8],
+    count: usize,
+    now_ms: u64,
+) -> lsm::Result<Vec<Due>> {
+    let options = IterOptions {
+        prefix: Some(due_start(family)),
+        expected: Some(count),
+        ..IterOptions::default()
+    };
+    let mut iter = records.iter(RECORDS, options)?;
+    iter.seek(from).await?;
+    let mut found = Vec::new();
+    while iter.valid() && found.len() < count && iter.key().first() == Some(&DUE) {
+        match parse_due(iter.key()) {
+            Some((deadline, key)) if deadline.has_passed(now_ms) => {
+                found.push((deadline, key.to_vec()));
+            }
+            _ => break,
+        }
+        iter.next().await?;
+    }
+    Ok(found)
 }
 
 /// Whether a database may have deadlines. Suspends for the disk.

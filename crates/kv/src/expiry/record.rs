@@ -2,7 +2,7 @@
 
 use twox_hash::XxHash3_64;
 
-use crate::expiry::Deadline;
+use crate::expiry::{Deadline, Due};
 
 /// The first byte of the key of a record.
 pub(crate) const RECORD: u8 = b'k';
@@ -52,6 +52,13 @@ pub(crate) fn due_key(family: u32, deadline: Deadline, key: &[u8]) -> Vec<u8> {
     due.extend_from_slice(&deadline.0.to_be_bytes());
     due.extend_from_slice(key);
     due
+}
+
+/// The first possible entry after that of a key.
+pub(crate) fn after_due(family: u32, (deadline, key): &Due) -> Vec<u8> {
+    let mut after = due_key(family, *deadline, key);
+    after.push(0);
+    after
 }
 
 /// The first possible entry of a family in the order of deadlines.

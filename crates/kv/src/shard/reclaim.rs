@@ -8,7 +8,7 @@
 use std::rc::Rc;
 
 use crate::command::operation::Operation;
-use crate::expiry::ledger::Due;
+use crate::expiry::Due;
 use crate::shard::answers::Origin;
 use crate::shard::change::{Answer, Change};
 use crate::shard::parcel::AnswerSlot;
