@@ -100,7 +100,10 @@ pub struct BenchArgs {
     #[arg(long, value_name = "N", default_value = "10")]
     #[arg(value_parser = clap::value_parser!(u8).range(0..=100))]
     pub write_percent: u8,
-    /// Use only the first N keys [default: all keys of the database]
+    /// Use only the first N keys [default: all keys of the database, as its tables count them]
+    ///
+    /// A key that was set again counts more than once until merges meet both values, so a second
+    /// overwrite of a database needs this to draw from the same keys.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub keys: Option<u64>,
     /// What an acknowledged write survives: the end of the process, or a power cut

@@ -553,7 +553,7 @@ impl Session {
             Command::Index(query) => {
                 let (state, protocol) = (self.state.clone(), self.protocol);
                 let page = index::Page::of(query);
-                self.small(Length::Long, async move {
+                self.small(Length::Bulk, async move {
                     index::read(&state, page, protocol).await.into()
                 });
             }
@@ -561,7 +561,7 @@ impl Session {
                 let (state, client, protocol) =
                     (self.state.clone(), self.client.clone(), self.protocol);
                 let enters = client.tracking.enters_keys();
-                self.small(Length::Long, async move {
+                self.small(Length::Bulk, async move {
                     stretch::read(&state, &client, query, enters, protocol).await.into()
                 });
             }
@@ -578,11 +578,15 @@ impl Session {
         length: Length,
         make: impl Future<Output = SmallReply> + 'static,
     ) {
+        let class = match length {
+            Length::Short | Length::Long => Class::Foreground,
+            Length::Bulk => Class::Bulk,
+        };
         let task = match self.noted.take() {
-            None => self.state.core.spawn(Class::Foreground, make),
+            None => self.state.core.spawn(class, make),
             Some(noted) => {
                 let state = self.state.clone();
-                self.state.core.spawn(Class::Foreground, async move {
+                self.state.core.spawn(class, async move {
                     let reply = make.await;
                     state.note_slow(noted);
                     reply

@@ -18,7 +18,7 @@ pub const STRETCH_RECORD_BYTES_MAX: usize = 64 << 10;
 /// Read beyond the range for the end of its last record; a longer rest is read by itself.
 const TAIL_BYTES: usize = 8 << 10;
 /// Bytes looked at between two checkpoints.
-const STEP_BYTES: usize = 64 << 10;
+const STEP_BYTES: usize = 16 << 10;
 
 /// Records of a range of a blob file, in the order of the file.
 pub struct Stretch {

@@ -31,7 +31,8 @@ pub(crate) struct NextLog {
     wanted: Cell<bool>,
     /// It is being made.
     making: Cell<bool>,
-    /// When the last one was begun to be made, and how long making one took lately, in nanoseconds.
+    /// When the last one was begun to be made, and how long making one took lately, in
+    /// nanoseconds.
     began_ns: Cell<u64>,
     took_ns: Cell<u64>,
     made: RefCell<Option<EmptyLog>>,

@@ -434,7 +434,9 @@ impl Replies {
     pub fn task(&mut self, task: JoinHandle<SmallReply>, length: Length, silent: bool) {
         let weight = match length {
             Length::Short => 1,
-            Length::Long => (self.state.node.settings().reads_max / LONG_REPLIES_MAX).max(1),
+            Length::Long | Length::Bulk => {
+                (self.state.node.settings().reads_max / LONG_REPLIES_MAX).max(1)
+            }
         };
         self.reads += weight;
         let (command, admitted) = (self.command, self.reserved.take());

@@ -187,6 +187,8 @@ pub(crate) enum Length {
     Short,
     /// Up to a few hundred kilobytes.
     Long,
+    /// The same, with so much work that the requests of others come first.
+    Bulk,
 }
 
 /// The approximate length of the reply.
