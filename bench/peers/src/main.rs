@@ -8,7 +8,8 @@
 //! Flow: flags ([`Flags`]) -> one read-only [`rocksdb::DB`] ([`database`]) -> a warm-up if there is
 //! a cache -> one [`cases`] loop per thread inside one measured window ([`measure`]) -> one JSON
 //! object on stdout. Cases that write ([`writes`]) or mix both ([`mix`]) open the database for
-//! writing, and also report stalls ([`stalls`]).
+//! writing, and also report stalls ([`stalls`]). The race ([`race`]) has a window for each phase.
+//! One case has no database: [`pingpong`], the bound of blocking clients.
 //!
 //! Invariants: a database that is only read is opened read-only and without its lock; nothing but
 //! the case runs inside the window.
@@ -20,6 +21,8 @@ mod database;
 mod keys;
 mod measure;
 mod mix;
+mod pingpong;
+mod race;
 mod stalls;
 mod values;
 mod writes;
@@ -164,6 +167,11 @@ enum CaseFlags {
         #[arg(long)]
         workload: Mix,
     },
+    /// `millrace bench race` without a network: threads set, get and verify values of 4 KiB.
+    Race(race::Flags),
+    /// Threads that send requests over TCP and wait for short replies, against a server that does
+    /// nothing else.
+    Pingpong(pingpong::Flags),
 }
 
 /// The flags of cases that mix operations. Their `--rate` is that of operations, at times that are
@@ -205,7 +213,30 @@ impl From<Codec> for DBCompressionType {
     }
 }
 
-impl WriteFlags {
+/// RocksDB's options for writing.
+#[derive(Args, Clone)]
+struct TuningFlags {
+    /// Size of a memtable at which it is flushed.
+    #[arg(long, default_value_t = 64 << 20)]
+    memtable_bytes: usize,
+    /// The most memtables in memory (`max_write_buffer_number`).
+    #[arg(long, default_value_t = 2)]
+    memtables: i32,
+    /// Background jobs (`max_background_jobs`).
+    #[arg(long, default_value_t = 2)]
+    jobs: i32,
+    /// Recycled log files (`recycle_log_file_num`).
+    #[arg(long, default_value_t = 0)]
+    recycle_logs: usize,
+    /// Flush and compact with O_DIRECT.
+    #[arg(long)]
+    direct_writes: bool,
+    /// Write values of at least this many bytes to blob files, and collect their garbage.
+    #[arg(long)]
+    blob_min: Option<u64>,
+}
+
+impl TuningFlags {
     fn tuning(&self, codec: Codec) -> Tuning {
         Tuning {
             memtable_bytes: self.memtable_bytes,
@@ -246,24 +277,8 @@ struct WriteFlags {
     /// Bytes of a value.
     #[arg(long, default_value_t = 1000)]
     value_size: usize,
-    /// Size of a memtable at which it is flushed.
-    #[arg(long, default_value_t = 64 << 20)]
-    memtable_bytes: usize,
-    /// The most memtables in memory (`max_write_buffer_number`).
-    #[arg(long, default_value_t = 2)]
-    memtables: i32,
-    /// Background jobs (`max_background_jobs`).
-    #[arg(long, default_value_t = 2)]
-    jobs: i32,
-    /// Recycled log files (`recycle_log_file_num`).
-    #[arg(long, default_value_t = 0)]
-    recycle_logs: usize,
-    /// Flush and compact with O_DIRECT.
-    #[arg(long)]
-    direct_writes: bool,
-    /// Write values of at least this many bytes to blob files, and collect their garbage.
-    #[arg(long)]
-    blob_min: Option<u64>,
+    #[command(flatten)]
+    tuning: TuningFlags,
     /// After the writes, wait for all flushes and compactions, and report how long they took.
     #[arg(long)]
     drain: bool,
@@ -272,13 +287,15 @@ struct WriteFlags {
     seed: u64,
 }
 
-/// A case that reads, one that writes (with readers if `reads`), one that mixes both, or a
-/// compaction.
+/// A case that reads, one that writes (with readers if `reads`), one that mixes both, a compaction,
+/// the race, or its bound.
 enum Work {
     Read(&'static str, Case, Common),
     Write { name: &'static str, reads: bool, flags: WriteFlags },
     Mix { name: &'static str, mix: Mix, flags: MixFlags },
     Compact { data: PathBuf, parts: u32 },
+    Race(race::Flags),
+    Pingpong(pingpong::Flags),
 }
 
 impl CaseFlags {
@@ -311,6 +328,8 @@ impl CaseFlags {
                 return Work::Mix { name: "readrandomwriterandom", mix, flags };
             }
             CaseFlags::Compact { data, parts } => return Work::Compact { data, parts },
+            CaseFlags::Race(flags) => return Work::Race(flags),
+            CaseFlags::Pingpong(flags) => return Work::Pingpong(flags),
             CaseFlags::Ycsb { mix: flags, workload: mix } => {
                 return Work::Mix { name: "ycsb", mix, flags };
             }
@@ -329,7 +348,7 @@ fn rocksdb_version() -> &'static str {
         .unwrap_or("unknown")
 }
 
-/// The window of a case that ends after a number of writes.
+/// The window of a case that ends after a number of operations.
 const NO_END: Duration = Duration::from_secs(100_000);
 
 fn run_write(name: &str, reads: bool, flags: &WriteFlags) -> Result<serde_json::Value, String> {
@@ -337,7 +356,7 @@ fn run_write(name: &str, reads: bool, flags: &WriteFlags) -> Result<serde_json::
         return Err("--keys and --threads must be above 0".to_owned());
     }
     let began = Instant::now();
-    let tuning = flags.tuning(Codec::None);
+    let tuning = flags.tuning.tuning(Codec::None);
     let create = name == "fillrandom";
     let db = writes::open(&flags.data, tuning, create, reads, Blocks::Default)?;
     let open_seconds = began.elapsed().as_secs_f64();
@@ -404,9 +423,9 @@ fn run_write(name: &str, reads: bool, flags: &WriteFlags) -> Result<serde_json::
         "flags": {
             "data": flags.data, "keys": flags.keys, "num": flags.num, "threads": flags.threads,
             "sync": flags.sync, "rate": flags.rate, "value_size": flags.value_size,
-            "memtable_bytes": flags.memtable_bytes, "memtables": flags.memtables, "jobs": flags.jobs,
-            "recycle_logs": flags.recycle_logs, "direct_writes": flags.direct_writes, "drain": flags.drain,
-            "blob_min": flags.blob_min, "seed": flags.seed,
+            "memtable_bytes": tuning.memtable_bytes, "memtables": tuning.memtables, "jobs": tuning.jobs,
+            "recycle_logs": tuning.recycle_logs, "direct_writes": tuning.direct_writes, "drain": flags.drain,
+            "blob_min": tuning.blob_min, "seed": flags.seed,
         },
     }))
 }
@@ -429,7 +448,7 @@ fn run_mix(name: &str, mix: Mix, all: &MixFlags) -> Result<serde_json::Value, St
     if flags.keys == 0 || flags.threads == 0 {
         return Err("--keys and --threads must be above 0".to_owned());
     }
-    let tuning = flags.tuning(all.compression);
+    let tuning = flags.tuning.tuning(all.compression);
     let cache = all.memory.map(|bytes| all.cache.cache(bytes));
     let blocks = cache.as_ref().map_or(Blocks::Uncached, Blocks::Cached);
     let db = writes::open(&flags.data, tuning, false, true, blocks)?;
@@ -480,8 +499,8 @@ fn run_mix(name: &str, mix: Mix, all: &MixFlags) -> Result<serde_json::Value, St
         "flags": {
             "data": flags.data, "keys": flags.keys, "threads": flags.threads, "sync": flags.sync, "rate": flags.rate,
             "value_size": flags.value_size, "memory": all.memory, "cache": all.cache.name(),
-            "memtable_bytes": flags.memtable_bytes, "memtables": flags.memtables, "jobs": flags.jobs,
-            "recycle_logs": flags.recycle_logs, "direct_writes": flags.direct_writes,
+            "memtable_bytes": tuning.memtable_bytes, "memtables": tuning.memtables, "jobs": tuning.jobs,
+            "recycle_logs": tuning.recycle_logs, "direct_writes": tuning.direct_writes,
             "readahead": all.readahead, "seed": flags.seed,
         },
     }))
@@ -509,6 +528,8 @@ fn run(flags: CaseFlags) -> Result<serde_json::Value, String> {
         Work::Write { name, reads, flags } => return run_write(name, reads, &flags),
         Work::Mix { name, mix, flags } => return run_mix(name, mix, &flags),
         Work::Compact { data, parts } => return run_compact(&data, parts),
+        Work::Race(flags) => return race::run(&flags),
+        Work::Pingpong(flags) => return pingpong::run(&flags),
     };
     if common.keys == 0 || common.threads == 0 || common.seconds.is_nan() || common.seconds <= 0.0 {
         return Err("--keys, --threads and --seconds must be above 0".to_owned());

@@ -19,7 +19,8 @@ pub struct Outcome {
     pub elapsed: Duration,
     /// User and system time of the whole process in the window.
     pub cpu: Duration,
-    /// Bytes that the whole process read from the device in the window, if the kernel reports them.
+    /// Bytes that the whole process read from the device in the window, if the kernel reports
+    /// them.
     pub read_bytes: Option<u64>,
     /// Latencies in nanoseconds.
     pub latency: Histogram<u64>,
@@ -142,7 +143,16 @@ fn number_of(file: &str, name: &str) -> Option<u64> {
 
 /// User and system time of this process so far.
 pub fn cpu_time() -> Result<Duration, String> {
-    let usage = getrusage(UsageWho::RUSAGE_SELF).map_err(|error| error.to_string())?;
+    cpu_time_of(UsageWho::RUSAGE_SELF)
+}
+
+/// User and system time of the calling thread so far.
+pub fn thread_cpu_time() -> Result<Duration, String> {
+    cpu_time_of(UsageWho::RUSAGE_THREAD)
+}
+
+fn cpu_time_of(who: UsageWho) -> Result<Duration, String> {
+    let usage = getrusage(who).map_err(|error| error.to_string())?;
     let time = |t: TimeVal| Duration::new(t.tv_sec() as u64, t.tv_usec() as u32 * 1000);
     Ok(time(usage.user_time()) + time(usage.system_time()))
 }

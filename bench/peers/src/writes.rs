@@ -55,7 +55,7 @@ pub enum Blocks<'a> {
     Default,
     /// None.
     Uncached,
-    /// This cache.
+    /// This cache, also for the values of blob files.
     Cached(&'a Cache),
 }
 
@@ -90,6 +90,9 @@ pub fn open(
         options.set_enable_blob_files(true);
         options.set_min_blob_size(bytes);
         options.set_enable_blob_gc(true);
+        if let Blocks::Cached(cache) = blocks {
+            options.set_blob_cache(cache);
+        }
     }
     DB::open(&options, dir).map_err(|error| format!("{}: {error}", dir.display()))
 }

@@ -8,6 +8,8 @@
 //! 2. A [`Plan`] is a mix over a number of keys, shared by all threads or tasks. Each of them draws
 //!    its [`Operation`]s from its own [`Source`].
 //! 3. [`arrivals`] fixes the start times of an open loop's operations beforehand.
+//! 4. [`race`] has the keys, the values and the order of the race, whose passes are of fixed
+//!    length.
 //!
 //! Nothing here reads a clock or does I/O.
 #![forbid(unsafe_code)]
@@ -15,6 +17,7 @@
 mod arrivals;
 mod mix;
 mod newest;
+pub mod race;
 mod random;
 mod source;
 mod zipf;

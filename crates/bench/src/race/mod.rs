@@ -16,7 +16,6 @@
 
 #![expect(clippy::disallowed_methods, reason = "the client's threads, their clock and directory")]
 
-mod entry;
 mod outcome;
 
 use std::path::{Path, PathBuf};
@@ -27,13 +26,11 @@ use std::time::{Duration, Instant};
 use client::blocking::Client;
 use client::{CacheStats, Options};
 use lsm::Durability;
+use workload::race::{Entries, Share, VALUE_BYTES};
 
-use self::entry::{Entries, VALUE_BYTES};
 pub use self::outcome::RaceOutcome;
 use crate::peers::tool::{Background, Tool, free_port, make_dir};
 
-/// Keys of a partition of the hot pass: 10 MB of values.
-const PARTITION: u64 = 10 * 1024 * 1024 / VALUE_BYTES as u64;
 /// How long a node may take to start.
 const START: Duration = Duration::from_secs(60);
 /// How long the index may take to load.
@@ -250,44 +247,25 @@ struct Runner<'a> {
 
 impl Runner<'_> {
     fn run(&mut self, thread: u64, plan: &RacePlan, work: Work) -> Result<(), String> {
-        let sets = plan.sets;
-        let first = thread * sets;
-        let mut random = thread.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+        let share = Share { thread, threads: plan.threads.into(), sets: plan.sets };
         match work {
             Work::Write => {
                 let mut value = vec![0; VALUE_BYTES];
-                for number in first..first + sets {
+                for number in share.written() {
                     let key = self.entries.fill(number, &mut value);
                     self.client.set(key, &value).map_err(|error| error.to_string())?;
                     if self.counts() {
                         return Ok(());
                     }
                 }
+                Ok(())
             }
-            Work::Sequential => {
-                for number in first..first + sets {
-                    self.get(number)?;
-                    if self.counts() {
-                        return Ok(());
-                    }
-                }
-            }
-            Work::Hot => {
-                for partition in (0..sets.div_ceil(PARTITION)).rev() {
-                    let from = partition * PARTITION;
-                    let len = PARTITION.min(sets - from);
-                    for _ in 0..len + len.div_ceil(10) {
-                        random = entry::next_random(random);
-                        self.get(first + from + random % len)?;
-                        if self.counts() {
-                            return Ok(());
-                        }
-                    }
-                }
-            }
+            Work::Sequential => self.get_all(share.written()),
+            Work::Hot => self.get_all(share.hot()),
+            Work::Random => self.get_all(share.random(plan.random)),
             Work::Missing(gets) => {
                 for number in 0..gets {
-                    let key = self.entries.key(MISSING + thread * sets + number);
+                    let key = self.entries.key(MISSING + thread * plan.sets + number);
                     if self.client.get(key).map_err(|error| error.to_string())?.is_some() {
                         return Err(format!("key {} was never set", key.escape_ascii()));
                     }
@@ -295,15 +273,16 @@ impl Runner<'_> {
                         return Ok(());
                     }
                 }
+                Ok(())
             }
-            Work::Random => {
-                for _ in 0..plan.random {
-                    random = entry::next_random(random);
-                    self.get(random % (sets * u64::from(plan.threads)))?;
-                    if self.counts() {
-                        return Ok(());
-                    }
-                }
+        }
+    }
+
+    fn get_all(&mut self, numbers: impl Iterator<Item = u64>) -> Result<(), String> {
+        for number in numbers {
+            self.get(number)?;
+            if self.counts() {
+                return Ok(());
             }
         }
         Ok(())
