@@ -136,7 +136,7 @@ class Guest:
             raise
 
     def _control(self, path):
-        assert self.process.poll() is None, f"QEMU ended: {self.complaints()}"
+        assert self.process.poll() is None, f"QEMU ended ({self.process.returncode}): {self.complaints()}"
         try:
             return Control(path)
         except (FileNotFoundError, ConnectionRefusedError):
@@ -166,6 +166,7 @@ class Guest:
         """Waits until the console has `times` matching lines; returns the last match."""
 
         def found():
+            ended = self.process.poll() is not None  # Before its last words are read.
             text = self.text()
             errors = rf"I/O error, dev (?!{self.ill}).*" if self.ill else "I/O error.*"
             # A kernel that shuts down releases its devices before its processes.
@@ -176,7 +177,7 @@ class Guest:
             matches = [match for match in re.finditer(pattern, text) if match.end() < len(text)]
             if len(matches) >= times:
                 return matches[times - 1]
-            assert self.process.poll() is None, f"QEMU ended: {self.complaints()}\n{text[-3000:]}"
+            assert not ended, f"QEMU ended ({self.process.returncode}): {self.complaints()}\n{text[-3000:]}"
             return None
 
         return wait_for(f"the guest's '{pattern}'", found, timeout, self.last_words)

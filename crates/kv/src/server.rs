@@ -47,7 +47,8 @@ impl Server {
         Self::start_at(core, reader, node, vec![Door { listener, tls: None }], shard)
     }
 
-    /// The same for several listeners, of which some may be for TLS.
+    /// The same for several listeners, of which some may be for TLS. Connections wait in their
+    /// backlogs until every core of the node has started its server.
     pub fn start_at(
         core: &Core,
         reader: Reader,
@@ -95,6 +96,7 @@ impl Server {
 }
 
 async fn accept(state: Rc<CoreState>, Door { listener, tls }: Door) {
+    state.node_opened().await;
     loop {
         match listener.accept().await {
             Ok(socket) => match admit(&state, tls.is_some()) {

@@ -100,9 +100,22 @@ fn log_panics(log: Log) {
     }));
 }
 
+/// From now on a panic of any thread ends the process, once it is in the log: a node that has lost
+/// a core would serve some of its clients and disks and leave the others without an answer. Whoever
+/// started the node can start it again.
+pub(crate) fn end_process_on_panic() {
+    let before = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |info| {
+        before(info);
+        std::process::abort();
+    }));
+}
+
 #[cfg(test)]
-#[expect(clippy::disallowed_methods, reason = "a real thread and a real file")]
+#[expect(clippy::disallowed_methods, reason = "a real thread, process and file")]
 mod tests {
+    use std::os::unix::process::ExitStatusExt as _;
+
     use super::*;
 
     #[test]
@@ -125,6 +138,22 @@ mod tests {
         assert!(lines[1].starts_with(panic), "{text}");
         drop(writer);
         std::fs::remove_file(&path).unwrap();
+    }
+
+    #[test]
+    fn a_panic_of_any_thread_ends_the_process() {
+        let child = std::process::Command::new(std::env::current_exe().unwrap())
+            .args(["--ignored", "--exact", "log::tests::child_panics"])
+            .output()
+            .unwrap();
+        assert_eq!(child.status.signal(), Some(libc::SIGABRT));
+    }
+
+    #[test]
+    #[ignore = "a process that another test starts"]
+    fn child_panics() {
+        end_process_on_panic();
+        let _ended = std::thread::spawn(|| panic!("on purpose")).join();
     }
 
     #[test]

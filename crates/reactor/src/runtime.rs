@@ -198,11 +198,12 @@ where
         )?;
         threads.push(thread);
     }
-    let results: Vec<_> = threads
+    // All of them end before a panic goes on: whoever catches it may open the same files again.
+    let ended: Vec<_> = threads.into_iter().map(|thread| thread.join()).collect();
+    ended
         .into_iter()
-        .map(|thread| thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
-        .collect();
-    results.into_iter().collect()
+        .map(|ended| ended.unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+        .collect()
 }
 
 /// Shuts a core down that panics: its tasks and pollers are dropped, so that nobody waits for their

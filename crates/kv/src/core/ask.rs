@@ -193,15 +193,29 @@ impl CoreState {
         answers
     }
 
+    /// Waits until every core of the node can be asked. Before, what a client sets for the whole
+    /// node would not reach the cores that are still starting.
+    pub(crate) async fn node_opened(&self) {
+        self.opened.wait_until(|| self.node.is_open()).await;
+    }
+
     /// Opens this core's mailbox and runs the errands that arrive there; runs until cancelled.
     pub(crate) async fn run_errands(self: Rc<Self>) {
         let (mailbox, mut owner): (_, Owner<Errand>) = mailbox(ERRANDS_MAX);
+        let mut mailbox = Some(mailbox);
         poll_fn(|cx| {
             // A task has the same waker every time, so the first one stays valid.
-            self.node.mailboxes[self.core.id()].get_or_init(|| CoreMailbox {
-                mailbox: mailbox.clone(),
-                waker: cx.waker().clone(),
-            });
+            if let Some(mailbox) = mailbox.take()
+                && self.node.open_mailbox(
+                    self.core.id(),
+                    CoreMailbox { mailbox, waker: cx.waker().clone() },
+                )
+            {
+                for core in 0..self.node.cores() {
+                    // A core that has ended meanwhile accepts nobody.
+                    let _ = self.posters.post(core, Box::new(|there| there.opened.notify_all()));
+                }
+            }
             if owner.take(64, &mut |errand| errand(&self)) == Scheduled::Yes {
                 cx.waker().wake_by_ref();
             }

@@ -40,6 +40,8 @@ pub struct NodeState {
     settings: Settings,
     info: Box<dyn NodeInfo>,
     pub(super) mailboxes: Vec<OnceLock<CoreMailbox>>,
+    /// How many of them are open, or were.
+    opened: AtomicUsize,
     /// Empty on a read-only node.
     pub(super) shard: OnceLock<ShardMailbox>,
     /// The time until which commands are held back, in the cores' monotonic time. Hardly ever
@@ -73,6 +75,7 @@ impl NodeState {
             settings,
             info: Box::new(info),
             mailboxes: (0..cores).map(|_| OnceLock::new()).collect(),
+            opened: AtomicUsize::new(0),
             shard: OnceLock::new(),
             paused_until_ns: AtomicU64::new(0),
             writes_paused_until_ns: AtomicU64::new(0),
@@ -110,6 +113,17 @@ impl NodeState {
 
     pub(crate) fn cores(&self) -> usize {
         self.mailboxes.len()
+    }
+
+    /// Opens the mailbox of a core, once; returns whether it is the last one of the node.
+    pub(super) fn open_mailbox(&self, core: usize, mailbox: CoreMailbox) -> bool {
+        self.mailboxes[core].set(mailbox).is_ok()
+            && self.opened.fetch_add(1, Ordering::AcqRel) + 1 == self.cores()
+    }
+
+    /// Whether every core can be asked, or could.
+    pub(super) fn is_open(&self) -> bool {
+        self.opened.load(Ordering::Acquire) == self.cores()
     }
 
     /// Counts one more connection, unless the maximum is reached.

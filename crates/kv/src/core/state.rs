@@ -73,6 +73,8 @@ pub(crate) struct CoreState {
     /// A computation with a large table runs; one does at a time.
     computing: Cell<bool>,
     computed: Event,
+    /// Every core of the node can be asked.
+    pub opened: Event,
     pub questions: Questions,
     pub writes: Writes,
     pub tracking: Tracking,
@@ -135,6 +137,7 @@ impl CoreState {
             slow_log: SlowLog::default(),
             computing: Cell::new(false),
             computed: Event::new(),
+            opened: Event::new(),
             questions: Questions::default(),
             writes: Writes::new(shard),
             tracking: Tracking::new(core.random_u64(), node.settings().tracking_keys_max),

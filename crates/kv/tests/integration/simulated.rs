@@ -40,6 +40,46 @@ struct Stage {
     ended: Cell<usize>,
 }
 
+/// A core that starts late misses nothing that a client set for the whole node before.
+#[test]
+fn a_setting_reaches_the_cores_that_start_later() {
+    for seed in 0..20 {
+        let world = World::new(seed, CORES, SimConfig::default());
+        let made = database(seed);
+        made.install(&world, DIR);
+        let node = NodeState::new(CORES, Settings::default(), Node);
+        let inside = world.clone();
+        let ended = Rc::new(Cell::new(0));
+        let run = world.run(move |core| {
+            let (world, node, ended) = (inside.clone(), node.clone(), ended.clone());
+            async move {
+                let listener = core.listen(address()).expect("it listens");
+                let db = Db::open(&core, DIR.as_ref(), OpenOptions::default()).await.unwrap();
+                core.sleep_ns(core.id() as u64 * 50_000_000).await;
+                let server = Server::start(&core, db.attach(&core), &node, listener, None);
+                if core.id() == 0 {
+                    let mut client = Client::connect(&core, &world);
+                    let set = client.call(&["CONFIG", "SET", "slowlog-max-len", "7"]).await;
+                    assert_eq!(set, Reply::Simple(b"OK".to_vec()), "seed {seed}");
+                    for _ in 0..8 {
+                        let mut other = Client::connect(&core, &world);
+                        let found = other.call(&["CONFIG", "GET", "slowlog-max-len"]).await;
+                        let words = [&b"slowlog-max-len"[..], b"7"];
+                        let expected = words.map(|word| Reply::Bulk(word.to_vec())).to_vec();
+                        assert_eq!(found, Reply::Array(expected), "seed {seed}");
+                    }
+                }
+                ended.set(ended.get() + 1);
+                while ended.get() < CORES {
+                    core.sleep_ns(1_000_000).await;
+                }
+                server.stop(1_000_000_000).await;
+            }
+        });
+        run.unwrap_or_else(|failure| panic!("seed {seed}: {failure}"));
+    }
+}
+
 /// Serves on every core while `clients` runs on every core, then stops, and checks that nothing is
 /// left.
 fn stage<F, Fut>(seed: u64, settings: Settings, cache_bytes: usize, clients: F) -> (u64, u64)

@@ -150,6 +150,7 @@ pub fn serve(
     };
     // Kept until the end of this function, when the writer writes what the cores logged.
     let (log, _writer) = crate::log::start(&config.log, sink)?;
+    crate::log::end_process_on_panic();
     if descriptors > descriptors_before {
         tracing::info!(
             "raised the limit of descriptors from {descriptors_before} to {descriptors}"

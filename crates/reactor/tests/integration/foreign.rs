@@ -8,15 +8,15 @@
 use std::cell::Cell;
 use std::pin::pin;
 use std::rc::Rc;
-use std::sync::Arc;
-use std::sync::mpsc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, mpsc};
 use std::task::{Context, Poll, Wake, Waker};
 use std::thread::Thread;
 
 use reactor::inbox::{Inbox, Sender, inbox};
 use reactor::reply::{ReplySender, Unanswered, reply};
 use reactor::testing::in_forked_child;
-use reactor::{Bell, Core, DriverKind, Event, Poller, fork_generation, run};
+use reactor::{Bell, Core, DriverKind, Event, Poller, RuntimeConfig, fork_generation, run};
 
 use crate::every_driver::{available, config};
 
@@ -122,6 +122,26 @@ on_every_driver! {
         assert_eq!(block_on(answer), Err(Unanswered));
         assert!(running.join().is_err());
     }
+}
+
+/// Whoever catches the panic may use again what the cores had.
+#[test]
+fn a_panic_goes_on_when_all_cores_have_ended() {
+    let ended = Arc::new(AtomicBool::new(false));
+    let tell = ended.clone();
+    let config = RuntimeConfig { processors: vec![0, 0], pin: false, ..RuntimeConfig::default() };
+    let running = std::thread::spawn(move || {
+        run(&config, move |core| {
+            let tell = tell.clone();
+            async move {
+                assert!(core.id() == 1, "on purpose");
+                core.sleep_ns(200_000_000).await;
+                tell.store(true, Ordering::SeqCst);
+            }
+        })
+    });
+    assert!(running.join().is_err());
+    assert!(ended.load(Ordering::SeqCst));
 }
 
 #[test]
