@@ -221,11 +221,15 @@ pub(crate) fn split_lenient(key: &[u8]) -> (&[u8], u64) {
 #[inline(always)]
 pub fn compare_bytes(a: &[u8], b: &[u8]) -> Ordering {
     let common = a.len().min(b.len());
-    let (a_words, b_words) = (a[..common].as_chunks::<8>().0, b[..common].as_chunks::<8>().0);
-    for (x, y) in a_words.iter().zip(b_words) {
+    // No iterators: a build without link-time optimization calls their functions for each word.
+    let (mut a_rest, mut b_rest) = (a, b);
+    while let (Some((x, a_next)), Some((y, b_next))) =
+        (a_rest.split_first_chunk::<8>(), b_rest.split_first_chunk::<8>())
+    {
         if x != y {
             return u64::from_be_bytes(*x).cmp(&u64::from_be_bytes(*y));
         }
+        (a_rest, b_rest) = (a_next, b_next);
     }
     if common >= 8 {
         // The last eight common bytes overlap bytes that are equal, so the first difference in this

@@ -1,6 +1,7 @@
 //! Builds blocks that RocksDB 7.8 and newer read: prefix-compressed entries and restart points.
 
 use crate::coding::{put_svarint, put_varint};
+use crate::key::compare_with_prefix;
 use crate::sst::footer::BlockHandle;
 
 /// Memory in bytes that a builder keeps from one block to the next.
@@ -58,7 +59,7 @@ impl BlockBuilder {
             self.restarts.push(self.bytes.len() as u32);
             self.since_restart = 0;
         } else if !self.bytes.is_empty() {
-            shared = self.last_key.iter().zip(key).take_while(|(a, b)| a == b).count();
+            (_, shared) = compare_with_prefix(&self.last_key, key);
         }
         self.last_key.truncate(shared);
         self.last_key.extend_from_slice(&key[shared..]);
