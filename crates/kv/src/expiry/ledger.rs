@@ -272,6 +272,9 @@ impl State {
             }
         }
         let mut more = 0;
+        // Entries of one kind are together, and in their order: so the memtable finds the place of
+        // each near that of the one before.
+        let mut due: Vec<Vec<u8>> = Vec::with_capacity(new.len());
         let keys: Vec<Vec<u8>> = new.keys().map(|key| record_key(self.family, key)).collect();
         let mut new = new.into_iter();
         for names in keys.chunks(TOGETHER) {
@@ -287,18 +290,19 @@ impl State {
                 };
                 let kept = old.iter().copied().filter(written);
                 let kept = kept.max_by_key(|entry| entry.sequence);
-                for entry in &entries {
-                    batch.put(RECORDS, &due_key(self.family, entry.deadline, &key), b"");
-                }
+                let of_key = |entry: &Entry| due_key(self.family, entry.deadline, &key);
+                due.extend(entries.iter().map(of_key));
                 entries.splice(0..0, kept);
                 for entry in &old {
                     if entries.iter().all(|other| other.deadline != entry.deadline) {
-                        batch.delete(RECORDS, &due_key(self.family, entry.deadline, &key));
+                        batch.delete(RECORDS, &of_key(entry));
                     }
                 }
                 batch.put(RECORDS, name, &encode(&entries));
             }
         }
+        due.sort_unstable();
+        due.iter().for_each(|entry| batch.put(RECORDS, entry, b""));
         if batch.is_empty() {
             return Ok(());
         }
