@@ -7,17 +7,18 @@ use crate::write::writer::Writer;
 
 impl Writer {
     /// Opens a database in a directory within that of this one, for what belongs to it, with the
-    /// same durability and a small part of its memory: a sixteenth of each, at most 4 MiB for
-    /// each memtable and each core's cache, at least 1 MiB. `None` if it does not exist, unless it
-    /// is to be created. It is no part of copies of this database.
+    /// same durability and a part of its memory: a quarter of its memtables, which are smaller from
+    /// then on, and a sixteenth of its cache and its memory for tables. Of memtables and each
+    /// core's cache that is at least 1 MiB, and at most 16 and 4 MiB. `None` if it does not exist,
+    /// unless it is to be created. It is no part of copies of this database.
     ///
     /// # Errors
     /// As [`Db::open_for_writing`].
     pub async fn open_within(&self, name: &str, create: bool) -> Result<Option<(Db, Writer)>> {
-        let part = |bytes: usize| (bytes / 16).clamp(1 << 20, 4 << 20);
         let (state, all) = (&*self.0, self.0.db.options());
+        let lent_bytes = (state.memtable_bytes() / 4).min(16 << 20);
         let reading = OpenOptions {
-            cache_bytes: part(all.cache_bytes),
+            cache_bytes: (all.cache_bytes / 16).clamp(1 << 20, 4 << 20),
             memory_bytes: all.memory_bytes / 16,
             recovered_bytes: (all.recovered_bytes / 16).max(2 << 20),
             verify_checksums: all.verify_checksums,
@@ -26,7 +27,7 @@ impl Writer {
         let writing = WriteOptions {
             durability: state.options.durability,
             create,
-            memtable_bytes: part(state.options.memtable_bytes),
+            memtable_bytes: lent_bytes.max(1 << 20),
             ..WriteOptions::default()
         };
         let path = state.db.path().join(name);
@@ -47,7 +48,10 @@ impl Writer {
             state.dir.sync().await.map_err(io)?;
         }
         match Db::open_for_writing(&state.core, &path, reading, writing).await {
-            Ok(opened) => Ok(Some(opened)),
+            Ok(opened) => {
+                state.lent_memtable_bytes.set(state.lent_memtable_bytes.get() + lent_bytes);
+                Ok(Some(opened))
+            }
             Err(error) if error.kind() == Kind::NoDatabase => Ok(None),
             Err(error) => Err(error),
         }

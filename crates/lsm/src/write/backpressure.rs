@@ -280,7 +280,7 @@ impl WriteState {
         // Merges at full speed would delay the flush that writes wait for.
         match hurry || waiting >= WAITING_MAX {
             true => flush.hurry(),
-            false => flush.set(self.options.memtable_bytes as u64, fill_ns / 2),
+            false => flush.set(self.memtable_bytes() as u64, fill_ns / 2),
         }
         if hurry {
             merge.hurry();
@@ -343,7 +343,7 @@ impl WriteState {
         let by_flushes = (waiting >= WAITING_MAX)
             .then(|| controller::rate_into_last_memtable(room, flushed.rate()));
         // A log for each generation of memtables, of which at least this part is bytes of batches.
-        let bytes = self.options.memtable_bytes as f64 / 4.0;
+        let bytes = self.memtable_bytes() as f64 / 4.0;
         let log_ns = self.next_log_takes_ns().filter(|_| room < LOG_IS_LATE);
         let by_logs = log_ns
             .map(|ns| controller::rate_into_last_memtable(room, bytes * 1e9 / ns.max(1) as f64));

@@ -401,7 +401,7 @@ impl Commit<'_> {
     /// How full the memtables are.
     fn fill(&self) -> f64 {
         let sum = |of: fn(&LiveWriter) -> usize| -> usize { self.live.values().map(of).sum() };
-        let limit = self.state.options.memtable_bytes;
+        let limit = self.state.memtable_bytes();
         let blobs = &self.state.blobs;
         let log = self.log.as_ref().map(WalWriter::number);
         let values_wait = log.is_some_and(|log| blobs.has_failed(log));

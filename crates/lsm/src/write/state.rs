@@ -63,6 +63,8 @@ pub(crate) struct WriteState {
     /// The first logs of column families that were cleared.
     pub cleared: RefCell<BTreeMap<u32, u64>>,
     pub next_log: NextLog,
+    /// The part of the memory for memtables that a database within this one has.
+    pub lent_memtable_bytes: Cell<usize>,
     /// What runs before a group with notes is written.
     pub forerunner: RefCell<Option<Rc<dyn Forerunner>>>,
     /// The number of keys of the default column family, without those in memtables.
@@ -251,6 +253,7 @@ impl WriteState {
             changed: Event::default(),
             cleared: RefCell::default(),
             next_log: NextLog::default(),
+            lent_memtable_bytes: Cell::default(),
             forerunner: RefCell::default(),
             keys_in_tables: Cell::new(db.0.manifest.keys),
             next_epoch: Cell::new(epochs.unwrap_or(0) + 1),
@@ -265,6 +268,11 @@ impl WriteState {
         let epoch = self.next_epoch.get();
         self.next_epoch.set(epoch + 1);
         epoch
+    }
+
+    /// Bytes of memtables at which they are written to tables.
+    pub fn memtable_bytes(&self) -> usize {
+        self.options.memtable_bytes - self.lent_memtable_bytes.get()
     }
 
     /// The counters so far.

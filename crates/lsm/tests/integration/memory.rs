@@ -3,8 +3,8 @@
 use std::path::Path;
 use std::rc::Rc;
 
-use crate::common::{Model, compare, fresh_dir, on_one_core_with, write_some};
-use lsm::{Compression, Db, Durability, IterOptions, Kind, OpenOptions, WriteOptions};
+use crate::common::{Model, compare, fresh_dir, on_one_core, on_one_core_with, write_some};
+use lsm::{Compression, Db, Durability, IterOptions, Kind, OpenOptions, WriteOptions, Writer};
 use reactor::Class;
 use reactor::sim::{SimConfig, World};
 
@@ -96,6 +96,49 @@ fn logs_longer_than_memory_become_tables_at_the_opening() {
         });
     }
     std::fs::remove_dir_all(&dir).unwrap();
+}
+
+/// So both together have the memory for memtables that one had.
+#[test]
+fn a_database_within_another_takes_a_quarter_of_its_memtables() {
+    /// Writes until the memtables are full. Returns the number of writes.
+    async fn fill(writer: &Writer) -> f64 {
+        let mut writes: u32 = 0;
+        while writer.stats().logs == 0 {
+            writer.put(&writes.to_be_bytes(), &[7; 1000]).await.unwrap();
+            writes += 1;
+        }
+        f64::from(writes)
+    }
+    let filled = |with_another: bool| {
+        let dir = fresh_dir("memory-within");
+        let path = dir.clone();
+        let filled = on_one_core(move |core| {
+            let path = path.clone();
+            async move {
+                let durability = Durability::Process;
+                let write =
+                    WriteOptions { durability, memtable_bytes: 8 << 20, ..WriteOptions::default() };
+                let open = Db::open_for_writing(&core, &path, OpenOptions::default(), write);
+                let (_db, writer) = open.await.unwrap();
+                let mut within = 0.0;
+                if with_another {
+                    let (_, other) = writer.open_within("other", true).await.unwrap().unwrap();
+                    within = fill(&other).await;
+                    other.close().await.unwrap();
+                }
+                let outside = fill(&writer).await;
+                writer.close().await.unwrap();
+                (outside, within)
+            }
+        });
+        std::fs::remove_dir_all(&dir).unwrap();
+        filled
+    };
+    let (alone, _) = filled(false);
+    let (outside, within) = filled(true);
+    let parts = (outside / alone, within / alone);
+    assert!((0.7..0.8).contains(&parts.0) && (0.2..0.3).contains(&parts.1), "{parts:?}");
 }
 
 #[test]
