@@ -63,7 +63,8 @@ impl Outgoing {
         self.changes.iter().any(Change::may_leave_long_value)
     }
 
-    fn push(&mut self, id: Option<CommandId>, mut change: Change) {
+    /// Adds a change of its own.
+    pub(super) fn push(&mut self, id: Option<CommandId>, mut change: Change) {
         change.command = id;
         change.tells = self.tells;
         self.bytes += change.len();
@@ -77,6 +78,7 @@ impl Outgoing {
         if let Some(last) = self.changes.last_mut()
             && !self.tells
             && last.kind == Operation::Put
+            && last.puts_of == 0
             && last.command == id
             && last.batch.len() < BATCH_BYTES
             && bytes < BATCH_BYTES
@@ -206,6 +208,22 @@ impl Session {
         }
         self.outgoing.tells = self.client.tracking.tells_itself(self.client.id);
         self.outgoing.add(self.replies.command, command);
+        self.send_if_full();
+    }
+
+    /// Gathers a transaction that only sets keys.
+    pub(super) fn write_transaction(&mut self, change: Change) {
+        if self.outgoing.silent != self.is_silent() {
+            self.send_writes();
+            self.outgoing.silent = self.is_silent();
+        }
+        self.outgoing.tells = false;
+        self.outgoing.push(self.replies.command, change);
+        self.send_if_full();
+    }
+
+    /// Sends the gathered writes if they are many.
+    fn send_if_full(&mut self) {
         let is_long = self.outgoing.weight >= PARCEL_WEIGHT;
         if is_long || self.outgoing.changes.len() >= CHANGES_MAX || self.replies.is_reserved() {
             self.send_writes();

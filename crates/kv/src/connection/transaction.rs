@@ -7,7 +7,9 @@
 //! 2. `EXEC` sends the commands that concern keys to the shard, as one change (`shard::execute`),
 //!    and waits at the beginning of the input, so no later command is taken. If these only set
 //!    keys, that is a change like the one of `MSET` ([`Queue::puts`]): there is nothing to execute.
-//!    A node that only reads executes them here.
+//!    If there are no other commands either, nothing waits: the replies are known, and are sent when
+//!    the change has landed, like those of `SET` outside a transaction. So one group of writes takes
+//!    all transactions of a pipeline. A node that only reads executes them here.
 //! 3. With the shard's answers the queue is gone through: commands that concern keys are answered
 //!    by them, all others are executed now, like commands outside a transaction.
 //!
@@ -37,6 +39,7 @@ use crate::command::table;
 use crate::connection::outgoing::{change_of, put_pairs, range_of};
 use crate::connection::replies::write_answer;
 use crate::connection::session::{Session, owned};
+use crate::core::state::QueuedCommands;
 use crate::read::small;
 use crate::settings::Settings;
 use crate::shard::alone::execute_reads;
@@ -91,6 +94,8 @@ const VALUE_BYTES: usize = 1024;
 /// Most memory that is taken for the replies of a transaction before their length is known.
 const REPLIES_BYTES_MAX: usize = 64 * 1024;
 
+/// Empty queues that a core keeps; each has at most [`QUEUE_BYTES_SHORT`].
+const SPARE_QUEUES: usize = 32;
 /// Longest queue whose commands are sent as one change that sets keys.
 const PUTS_BYTES_MAX: usize = 64 * 1024;
 /// Memory of a list of a queue up to which it doubles when it grows.
@@ -101,10 +106,7 @@ const RESTORE_BYTES_MAX: usize = 64 * 1024;
 
 /// The commands of a transaction, as they came.
 pub(super) struct Queue {
-    bytes: Vec<u8>,
-    spans: Vec<Span>,
-    /// The ends of each command in both.
-    ends: Vec<(usize, usize)>,
+    commands: QueuedCommands,
     /// A command was refused: none will be executed.
     aborted: bool,
     /// They were dropped because memory ran short.
@@ -114,6 +116,8 @@ pub(super) struct Queue {
     writes: bool,
     /// Those of them that set keys whatever was there: `SET` without options, and `MSET`.
     puts: usize,
+    /// The `SET`s among these.
+    sets: usize,
     /// Commands with replies of their own that may be long.
     reports: usize,
     /// Its part of the core's limit.
@@ -121,16 +125,15 @@ pub(super) struct Queue {
 }
 
 impl Queue {
-    fn new(all: &Gauge) -> Self {
+    fn new(commands: QueuedCommands, all: &Gauge) -> Self {
         Self {
-            bytes: Vec::new(),
-            spans: Vec::new(),
-            ends: Vec::new(),
+            commands,
             aborted: false,
             revoked: false,
             steps: 0,
             writes: false,
             puts: 0,
+            sets: 0,
             reports: 0,
             room: all.share(),
         }
@@ -140,10 +143,11 @@ impl Queue {
     /// at most half of it, and a quarter is for queues of up to [`QUEUE_BYTES_SHORT`].
     fn add(&mut self, args: Args<'_>, all: &Gauge, bytes_max: usize) -> bool {
         let (bytes, spans) = args.parts();
+        let queued = &mut self.commands;
         let wanted = [
-            room_for(&self.bytes, bytes.len()),
-            room_for(&self.spans, spans.len()),
-            room_for(&self.ends, 1),
+            room_for(&queued.bytes, bytes.len()),
+            room_for(&queued.spans, spans.len()),
+            room_for(&queued.ends, 1),
         ];
         let own =
             wanted[0] + wanted[1] * size_of::<Span>() + wanted[2] * size_of::<(usize, usize)>();
@@ -153,42 +157,63 @@ impl Queue {
             return false;
         }
         self.room.set(own);
-        self.bytes.reserve_exact(wanted[0] - self.bytes.len());
-        self.spans.reserve_exact(wanted[1] - self.spans.len());
-        self.ends.reserve_exact(wanted[2] - self.ends.len());
-        self.bytes.extend_from_slice(bytes);
-        self.spans.extend_from_slice(spans);
-        self.ends.push((self.bytes.len(), self.spans.len()));
+        queued.bytes.reserve_exact(wanted[0] - queued.bytes.len());
+        queued.spans.reserve_exact(wanted[1] - queued.spans.len());
+        queued.ends.reserve_exact(wanted[2] - queued.ends.len());
+        queued.bytes.extend_from_slice(bytes);
+        queued.spans.extend_from_slice(spans);
+        queued.ends.push((queued.bytes.len(), queued.spans.len()));
         true
     }
 
     /// Drops the commands: none will be executed.
     fn abort(&mut self) {
         self.aborted = true;
-        (self.bytes, self.spans, self.ends) = (Vec::new(), Vec::new(), Vec::new());
+        self.commands = QueuedCommands::default();
         self.room.set(0);
+    }
+
+    /// Its memory for another transaction; `None` if that is much.
+    fn into_spare(self) -> Option<QueuedCommands> {
+        let QueuedCommands { mut bytes, mut spans, mut ends } = self.commands;
+        bytes.clear();
+        spans.clear();
+        ends.clear();
+        (self.room.part() <= QUEUE_BYTES_SHORT).then_some(QueuedCommands { bytes, spans, ends })
+    }
+
+    /// Whether all commands set keys, and do nothing else.
+    fn only_puts(&self) -> bool {
+        self.puts == self.len()
+    }
+
+    /// The number of commands.
+    fn len(&self) -> usize {
+        self.commands.ends.len()
     }
 
     /// The commands in order.
     pub(super) fn commands(&self) -> impl ExactSizeIterator<Item = Args<'_>> {
         let (mut begin, mut spans_begin) = (0, 0);
-        self.ends.iter().map(move |&(end, spans_end)| {
-            let args = Args::new(&self.bytes[begin..end], &self.spans[spans_begin..spans_end]);
+        let QueuedCommands { bytes, spans, ends } = &self.commands;
+        ends.iter().map(move |&(end, spans_end)| {
+            let args = Args::new(&bytes[begin..end], &spans[spans_begin..spans_end]);
             (begin, spans_begin) = (end, spans_end);
             args
         })
     }
 
     /// The change of commands that only set keys, if they are few and short: it leaves what the
-    /// commands leave one after the other, and is answered by [`Answer::Ok`] for all of them.
+    /// commands leave one after the other. It is answered by [`Answer::Oks`] if there are no other
+    /// commands, else by [`Answer::Ok`] for all of them.
     fn puts(&self, permissions: Permissions) -> Option<Change> {
-        let is_small = self.bytes.len() <= PUTS_BYTES_MAX
+        let is_small = self.commands.bytes.len() <= PUTS_BYTES_MAX
             && self.puts * REPLY_BYTES <= Settings::REPLY_BYTES_SMALL;
         if self.puts == 0 || self.puts != self.steps || !is_small {
             return None;
         }
         let mut change = Change::puts();
-        change.batch.reserve(self.bytes.len());
+        change.batch.reserve(self.commands.bytes.len());
         for args in self.commands() {
             match parse(args, permissions).command {
                 Ok(Command::Write(WriteCommand::Put(key, value))) => change.also_put(key, value),
@@ -196,6 +221,9 @@ impl Queue {
                 // It does not concern keys.
                 _ => {}
             }
+        }
+        if self.only_puts() {
+            change.puts_of = u32::try_from(self.puts).ok()?;
         }
         Some(change)
     }
@@ -223,6 +251,8 @@ pub(super) enum Executing {
     Larger(usize),
     /// The shard's answer.
     Answered(Answer),
+    /// Its commands only set keys, with this change, which is not sent yet.
+    Puts(Box<Change>),
 }
 
 /// The step of a command that concerns keys.
@@ -357,9 +387,10 @@ impl Session {
             if let Ok(command) = &parsed.command {
                 queue.steps += usize::from(is_step(command));
                 queue.puts += usize::from(is_put(command));
+                queue.sets += usize::from(matches!(parsed.id, Some(CommandId::Set)));
                 queue.writes |= command.access() == Access::Write;
             }
-            self.client.queued.set(queue.ends.len() as i64);
+            self.client.queued.set(queue.len() as i64);
             None
         });
         if let Some(refusal) = refusal {
@@ -463,6 +494,10 @@ impl Session {
             && !self.client.tracking.is_on()
             && self.state.node.is_writable();
         if is_plain && let Some(change) = queue.puts(permissions) {
+            if change.puts_of > 0 {
+                self.executing = Executing::Puts(Box::new(change));
+                return true;
+            }
             let slot = self.send_transaction(change);
             self.replies.execute(slot);
             self.executing = Executing::Sent;
@@ -543,7 +578,8 @@ impl Session {
             (Transaction::Discard, false) => DISCARD_ALONE,
             (Transaction::Multi, true) => NESTED,
             (Transaction::Multi, false) => {
-                self.queue = Some(Box::new(Queue::new(&self.state.queued_bytes)));
+                let spare = self.state.spare_queues.borrow_mut().pop().unwrap_or_default();
+                self.queue = Some(Box::new(Queue::new(spare, &self.state.queued_bytes)));
                 self.client.queued.set(0);
                 self.client.queue_revoked.set(false);
                 return self.reply(|writer| writer.ok());
@@ -581,7 +617,10 @@ impl Session {
 
     /// Answers `EXEC`, and executes the commands that do not concern keys.
     fn exec(&mut self) {
-        let executing = std::mem::take(&mut self.executing);
+        let executing = match std::mem::take(&mut self.executing) {
+            Executing::Puts(change) => return self.exec_puts(*change),
+            executing => executing,
+        };
         let uses = std::mem::take(&mut self.uses);
         let wrote = std::mem::take(&mut self.replies.wrote);
         let revoked = self.queue.as_ref().is_some_and(|queue| queue.revoked);
@@ -642,6 +681,31 @@ impl Session {
         self.replies.command = Some(CommandId::Exec);
     }
 
+    /// Gathers a transaction whose commands only set keys. It is answered when it has landed.
+    fn exec_puts(&mut self, change: Change) {
+        let Some(queue) = self.queue.take() else { return };
+        self.end_transaction();
+        self.executed += queue.len() as u64;
+        if queue.sets == queue.len() && !self.state.slow_log.times(CommandId::Set) {
+            self.state.commands.count(CommandId::Set, |stats| stats.calls += queue.len() as u64);
+        } else {
+            let permissions = self.inside();
+            for args in queue.commands() {
+                let id = parse(args, permissions).id;
+                if let Some(id) = id {
+                    self.state.commands.count(id, |stats| stats.calls += 1);
+                }
+                self.note(args, id);
+                self.end_note();
+            }
+        }
+        self.write_transaction(change);
+        let mut spares = self.state.spare_queues.borrow_mut();
+        if spares.len() < SPARE_QUEUES {
+            spares.extend(queue.into_spare());
+        }
+    }
+
     /// Answers a command that the shard has executed.
     fn answer_step(&mut self, command: Command<'_>, answer: Answer) {
         let found = match &answer {
@@ -692,7 +756,8 @@ mod tests {
     #[test]
     fn a_queue_keeps_commands_as_they_came_within_its_limit() {
         let all = Gauge::default();
-        let (mut a, mut b) = (Queue::new(&all), Queue::new(&all));
+        let new = || Queue::new(QueuedCommands::default(), &all);
+        let (mut a, mut b) = (new(), new());
         let lines = ["set 'a b' c", "ping", "mget x y z"];
         for line in lines {
             assert!(with(line, |args| a.add(args, &all, 1000)));
@@ -714,7 +779,7 @@ mod tests {
         let all = Gauge::default();
         let permissions = Permissions { write: true, enter: true, debug: false };
         let entries_of = |lines: &[&str]| {
-            let mut queue = Queue::new(&all);
+            let mut queue = Queue::new(QueuedCommands::default(), &all);
             for line in lines {
                 with(line, |args| {
                     if let Ok(command) = parse(args, permissions).command {
@@ -748,12 +813,14 @@ mod tests {
     #[test]
     fn a_queue_counts_what_it_has_allocated_and_takes_half_at_most() {
         let all = Gauge::default();
-        let mut queues = [Queue::new(&all), Queue::new(&all), Queue::new(&all)];
+        let new = || Queue::new(QueuedCommands::default(), &all);
+        let mut queues = [new(), new(), new()];
         for queue in &mut queues {
             while with("set key value", |args| queue.add(args, &all, 100_000)) {}
-            let memory = queue.bytes.capacity()
-                + queue.spans.capacity() * size_of::<Span>()
-                + queue.ends.capacity() * size_of::<(usize, usize)>();
+            let queued = &queue.commands;
+            let memory = queued.bytes.capacity()
+                + queued.spans.capacity() * size_of::<Span>()
+                + queued.ends.capacity() * size_of::<(usize, usize)>();
             assert_eq!(queue.room.part(), memory);
         }
         let held = queues.each_ref().map(|queue| queue.room.part());
@@ -761,7 +828,7 @@ mod tests {
         assert!(all.get() > 55_000, "{held:?}");
         let long = 75_000 + QUEUE_BYTES_SHORT;
         assert!(all.get() <= long, "a quarter is for short queues: {held:?}");
-        let mut short = Queue::new(&all);
+        let mut short = new();
         assert!(with("set key value", |args| short.add(args, &all, 100_000)));
         drop(short);
         drop(queues);

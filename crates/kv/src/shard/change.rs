@@ -33,6 +33,8 @@ pub struct Change {
     pub(crate) steps: Option<Box<Steps>>,
     /// When the keys that it sets end, in their order; those that are missing here never end.
     pub(crate) when: Vec<When>,
+    /// It sets the keys of a transaction of so many commands, which all do that; 0 outside one.
+    pub(crate) puts_of: u32,
 }
 
 /// The commands that share a change. Only commands that set keys unconditionally share one; each of
@@ -124,6 +126,8 @@ pub enum Answer {
     Values(Vec<Option<Vec<u8>>>),
     /// The answers to the commands of a transaction.
     Executed(Vec<Answer>),
+    /// The same of one whose commands, of this number, have set keys: `OK` for each.
+    Oks(u32),
     /// Nothing was executed, because a watched key was written.
     Conflict,
     /// Nothing was executed, because the replies take this many bytes, more than was admitted.
@@ -144,6 +148,7 @@ impl Change {
             commands: Commands::ONE,
             steps: None,
             when: Vec::new(),
+            puts_of: 0,
         }
     }
 

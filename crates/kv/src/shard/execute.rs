@@ -525,6 +525,7 @@ fn reply_bytes(answer: &Answer) -> usize {
         Answer::Failed(text) => text.len(),
         Answer::Refused(text) => text.len(),
         Answer::Integers(values) => values.len() * ANSWER_BYTES,
+        Answer::Oks(count) => *count as usize * ANSWER_BYTES,
         Answer::Ok
         | Answer::Null
         | Answer::Integer(_)

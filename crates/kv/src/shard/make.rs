@@ -179,6 +179,9 @@ impl ShardState {
     ) -> MadeChange {
         let (batch, answer) = match change.kind {
             Operation::Put if !change.when.is_empty() => return put_until(change, now_ms),
+            Operation::Put if change.puts_of > 0 => {
+                (Some(change.batch), Answer::Oks(change.puts_of))
+            }
             Operation::Put => (Some(change.batch), Answer::Ok),
             Operation::PutIfNone if old.iter().any(OldValue::exists) => (None, Answer::Integer(0)),
             Operation::PutIfNone => (Some(change.batch), Answer::Integer(1)),

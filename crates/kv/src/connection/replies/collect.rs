@@ -17,6 +17,7 @@ use crate::connection::replies::{Closing, Replies};
 use crate::read::small;
 use crate::read::stream::{LookupStream, Rest, Stream};
 use crate::shard::change::Answer as WriteAnswer;
+use crate::shard::execute::discarded;
 use crate::shard::parcel::AnswerRun;
 
 /// Writes the reply of an answer of the shard.
@@ -42,6 +43,12 @@ pub(crate) fn write_answer(answer: &WriteAnswer, writer: &mut Writer<'_>) {
                     Some(value) => writer.bulk(value),
                     None => writer.null(),
                 }
+            }
+        }
+        WriteAnswer::Oks(count) => {
+            writer.array(*count as usize);
+            for _ in 0..*count {
+                writer.ok();
             }
         }
         WriteAnswer::Refused(text) => writer.error(text),
@@ -361,7 +368,12 @@ impl Replies {
     }
 
     fn write_answers(&mut self, answers: Vec<AnswerRun>, protocol: Protocol, silent: bool) {
-        for AnswerRun { commands, command, answer, wrote, .. } in answers {
+        for AnswerRun { commands, command, mut answer, wrote, .. } in answers {
+            if let WriteAnswer::Oks(_) = answer {
+                self.state.count(|stats| stats.transactions += 1);
+            } else if command == Some(CommandId::Exec) {
+                answer = discarded(answer);
+            }
             if let WriteAnswer::Bulk(value) | WriteAnswer::Old(Some(value)) = &answer {
                 self.value_bytes = value.len().max(self.value_bytes - self.value_bytes / 16);
             }

@@ -8,6 +8,11 @@
 //! transactions to all later ones. A circle is a violation: half a transaction, a lost update, a
 //! forgotten one, or a read of the middle of another one all make one.
 //!
+//! Transactions that only set keys read nothing. Each client has keys of its own for them, which
+//! each of them sets to the same number, one more than the last. They are sent many at a time.
+//! Whoever looks must see the last number in all keys; after a crash one of those that were not
+//! answered, or the last one that was.
+//!
 //! A failure names its seed; `MILLRACE_SEEDS=300` runs 300 of them, `MILLRACE_SEED=5` only this
 //! one.
 
@@ -156,6 +161,8 @@ struct Shared {
     /// Transactions that were not executed, because a watched key was written.
     conflicts: Cell<u64>,
     done: Cell<u64>,
+    /// The last number that each client has had answered in its own keys, and the last one sent.
+    own: RefCell<BTreeMap<usize, (u64, u64)>>,
 }
 
 fn key(number: usize) -> Vec<u8> {
@@ -198,6 +205,76 @@ fn elements(reply: &Reply) -> &[Reply] {
     }
 }
 
+fn own_key(client: usize, number: usize) -> Vec<u8> {
+    format!("own:{client}:{number}").into_bytes()
+}
+
+/// The requests of a transaction that looks at a client's own keys.
+fn look(client: usize) -> Vec<Vec<u8>> {
+    let gets = (0..KEYS).map(|number| request(&[b"GET", &own_key(client, number)]));
+    [request(&[b"MULTI"])].into_iter().chain(gets).chain([request(&[b"EXEC"])]).collect()
+}
+
+/// The number in all own keys; `Err` if they differ.
+fn number_of(found: &Reply) -> Result<u64, String> {
+    let numbers: Vec<u64> = elements(found).iter().map(writer_of).collect();
+    match numbers.iter().all(|number| *number == numbers[0]) {
+        true => Ok(numbers[0]),
+        false => Err(format!("a transaction in parts: {numbers:?}")),
+    }
+}
+
+/// Checks what a crash has left of a client's own keys; `None` after the next crash.
+async fn find_own(client: &mut Client, shared: &Shared, number: usize) -> Option<()> {
+    let replies = exchange(client, &look(number), true).await?;
+    let (answered, sent) = shared.own.borrow().get(&number).copied().unwrap_or_default();
+    let violation = match number_of(&replies[KEYS + 1]) {
+        Ok(found) if (answered..=sent).contains(&found) => {
+            shared.own.borrow_mut().insert(number, (found, sent));
+            return Some(());
+        }
+        Ok(found) => format!("{found} of client {number}, not {answered} to {sent}"),
+        Err(text) => text,
+    };
+    shared.seen.borrow_mut().get_or_insert(violation);
+    None
+}
+
+/// Sends transactions that only set the client's own keys, and looks at these; `None` after the
+/// crash.
+async fn set_own(
+    client: &mut Client,
+    shared: &Shared,
+    number: usize,
+    rng: &mut Rng,
+) -> Option<()> {
+    let (answered, sent) = shared.own.borrow().get(&number).copied().unwrap_or_default();
+    let count = 1 + rng.below(4);
+    shared.own.borrow_mut().insert(number, (answered, sent + count));
+    let mut requests = Vec::new();
+    for value in sent + 1..=sent + count {
+        let value = value.to_string().into_bytes();
+        requests.push(request(&[b"MULTI"]));
+        let sets = (0..KEYS).map(|key| request(&[b"SET", &own_key(number, key), &value]));
+        requests.extend(sets);
+        requests.push(request(&[b"EXEC"]));
+    }
+    requests.extend(look(number));
+    let replies = exchange(client, &requests, rng.below(4) > 0).await?;
+    let ok = Reply::Simple(b"OK".to_vec());
+    for replies in replies.chunks(KEYS + 2).take(count as usize) {
+        assert!(replies[0] == ok && *elements(&replies[KEYS + 1]) == vec![ok.clone(); KEYS]);
+    }
+    let found = replies.last().map(number_of);
+    if found != Some(Ok(sent + count)) {
+        let text = format!("client {number} has set {} and sees {found:?}", sent + count);
+        shared.seen.borrow_mut().get_or_insert(text);
+    }
+    shared.own.borrow_mut().insert(number, (sent + count, sent + count));
+    shared.done.set(shared.done.get() + count);
+    Some(())
+}
+
 /// Sends transactions until the world ends.
 async fn client(
     core: Core,
@@ -208,7 +285,16 @@ async fn client(
     mut rng: Rng,
 ) {
     let mut client = Client::connect(&core, &world);
+    if find_own(&mut client, &shared, number).await.is_none() {
+        return;
+    }
     for _ in 0..40 {
+        if rng.below(4) == 0 {
+            if set_own(&mut client, &shared, number, &mut rng).await.is_none() {
+                return;
+            }
+            continue;
+        }
         let keys: Vec<usize> = (0..KEYS).filter(|_| rng.coin()).collect();
         let writes: Vec<usize> = keys.iter().copied().filter(|_| rng.below(4) > 0).collect();
         let together = rng.coin();
