@@ -7,9 +7,9 @@
 //! 2. `EXEC` sends the commands that concern keys to the shard, as one change (`shard::execute`),
 //!    and waits at the beginning of the input, so no later command is taken. If these only set
 //!    keys, that is a change like the one of `MSET` ([`Queue::puts`]): there is nothing to execute.
-//!    If there are no other commands either, nothing waits: the replies are known, and are sent when
-//!    the change has landed, like those of `SET` outside a transaction. So one group of writes takes
-//!    all transactions of a pipeline. A node that only reads executes them here.
+//!    If there are no other commands either, nothing waits: the replies are known, and are sent
+//!    when the change has landed, like those of `SET` outside a transaction. So one group of writes
+//!    takes all transactions of a pipeline. A node that only reads executes them here.
 //! 3. With the shard's answers the queue is gone through: commands that concern keys are answered
 //!    by them, all others are executed now, like commands outside a transaction.
 //!

@@ -242,12 +242,7 @@ async fn find_own(client: &mut Client, shared: &Shared, number: usize) -> Option
 
 /// Sends transactions that only set the client's own keys, and looks at these; `None` after the
 /// crash.
-async fn set_own(
-    client: &mut Client,
-    shared: &Shared,
-    number: usize,
-    rng: &mut Rng,
-) -> Option<()> {
+async fn set_own(client: &mut Client, shared: &Shared, number: usize, rng: &mut Rng) -> Option<()> {
     let (answered, sent) = shared.own.borrow().get(&number).copied().unwrap_or_default();
     let count = 1 + rng.below(4);
     shared.own.borrow_mut().insert(number, (answered, sent + count));
