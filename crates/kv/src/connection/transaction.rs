@@ -39,7 +39,6 @@ use crate::command::table;
 use crate::connection::outgoing::{change_of, put_pairs, range_of};
 use crate::connection::replies::write_answer;
 use crate::connection::session::{Session, owned};
-use crate::core::state::QueuedCommands;
 use crate::read::small;
 use crate::settings::Settings;
 use crate::shard::alone::execute_reads;
@@ -94,8 +93,6 @@ const VALUE_BYTES: usize = 1024;
 /// Most memory that is taken for the replies of a transaction before their length is known.
 const REPLIES_BYTES_MAX: usize = 64 * 1024;
 
-/// Empty queues that a core keeps; each has at most [`QUEUE_BYTES_SHORT`].
-const SPARE_QUEUES: usize = 32;
 /// Longest queue whose commands are sent as one change that sets keys.
 const PUTS_BYTES_MAX: usize = 64 * 1024;
 /// Memory of a list of a queue up to which it doubles when it grows.
@@ -106,7 +103,10 @@ const RESTORE_BYTES_MAX: usize = 64 * 1024;
 
 /// The commands of a transaction, as they came.
 pub(super) struct Queue {
-    commands: QueuedCommands,
+    bytes: Vec<u8>,
+    spans: Vec<Span>,
+    /// The ends of each command in both.
+    ends: Vec<(usize, usize)>,
     /// A command was refused: none will be executed.
     aborted: bool,
     /// They were dropped because memory ran short.
@@ -116,8 +116,6 @@ pub(super) struct Queue {
     writes: bool,
     /// Those of them that set keys whatever was there: `SET` without options, and `MSET`.
     puts: usize,
-    /// The `SET`s among these.
-    sets: usize,
     /// Commands with replies of their own that may be long.
     reports: usize,
     /// Its part of the core's limit.
@@ -125,15 +123,16 @@ pub(super) struct Queue {
 }
 
 impl Queue {
-    fn new(commands: QueuedCommands, all: &Gauge) -> Self {
+    fn new(all: &Gauge) -> Self {
         Self {
-            commands,
+            bytes: Vec::new(),
+            spans: Vec::new(),
+            ends: Vec::new(),
             aborted: false,
             revoked: false,
             steps: 0,
             writes: false,
             puts: 0,
-            sets: 0,
             reports: 0,
             room: all.share(),
         }
@@ -143,11 +142,10 @@ impl Queue {
     /// at most half of it, and a quarter is for queues of up to [`QUEUE_BYTES_SHORT`].
     fn add(&mut self, args: Args<'_>, all: &Gauge, bytes_max: usize) -> bool {
         let (bytes, spans) = args.parts();
-        let queued = &mut self.commands;
         let wanted = [
-            room_for(&queued.bytes, bytes.len()),
-            room_for(&queued.spans, spans.len()),
-            room_for(&queued.ends, 1),
+            room_for(&self.bytes, bytes.len()),
+            room_for(&self.spans, spans.len()),
+            room_for(&self.ends, 1),
         ];
         let own =
             wanted[0] + wanted[1] * size_of::<Span>() + wanted[2] * size_of::<(usize, usize)>();
@@ -157,29 +155,20 @@ impl Queue {
             return false;
         }
         self.room.set(own);
-        queued.bytes.reserve_exact(wanted[0] - queued.bytes.len());
-        queued.spans.reserve_exact(wanted[1] - queued.spans.len());
-        queued.ends.reserve_exact(wanted[2] - queued.ends.len());
-        queued.bytes.extend_from_slice(bytes);
-        queued.spans.extend_from_slice(spans);
-        queued.ends.push((queued.bytes.len(), queued.spans.len()));
+        self.bytes.reserve_exact(wanted[0] - self.bytes.len());
+        self.spans.reserve_exact(wanted[1] - self.spans.len());
+        self.ends.reserve_exact(wanted[2] - self.ends.len());
+        self.bytes.extend_from_slice(bytes);
+        self.spans.extend_from_slice(spans);
+        self.ends.push((self.bytes.len(), self.spans.len()));
         true
     }
 
     /// Drops the commands: none will be executed.
     fn abort(&mut self) {
         self.aborted = true;
-        self.commands = QueuedCommands::default();
+        (self.bytes, self.spans, self.ends) = (Vec::new(), Vec::new(), Vec::new());
         self.room.set(0);
-    }
-
-    /// Its memory for another transaction; `None` if that is much.
-    fn into_spare(self) -> Option<QueuedCommands> {
-        let QueuedCommands { mut bytes, mut spans, mut ends } = self.commands;
-        bytes.clear();
-        spans.clear();
-        ends.clear();
-        (self.room.part() <= QUEUE_BYTES_SHORT).then_some(QueuedCommands { bytes, spans, ends })
     }
 
     /// Whether all commands set keys, and do nothing else.
@@ -189,15 +178,14 @@ impl Queue {
 
     /// The number of commands.
     fn len(&self) -> usize {
-        self.commands.ends.len()
+        self.ends.len()
     }
 
     /// The commands in order.
     pub(super) fn commands(&self) -> impl ExactSizeIterator<Item = Args<'_>> {
         let (mut begin, mut spans_begin) = (0, 0);
-        let QueuedCommands { bytes, spans, ends } = &self.commands;
-        ends.iter().map(move |&(end, spans_end)| {
-            let args = Args::new(&bytes[begin..end], &spans[spans_begin..spans_end]);
+        self.ends.iter().map(move |&(end, spans_end)| {
+            let args = Args::new(&self.bytes[begin..end], &self.spans[spans_begin..spans_end]);
             (begin, spans_begin) = (end, spans_end);
             args
         })
@@ -207,13 +195,13 @@ impl Queue {
     /// commands leave one after the other. It is answered by [`Answer::Oks`] if there are no other
     /// commands, else by [`Answer::Ok`] for all of them.
     fn puts(&self, permissions: Permissions) -> Option<Change> {
-        let is_small = self.commands.bytes.len() <= PUTS_BYTES_MAX
+        let is_small = self.bytes.len() <= PUTS_BYTES_MAX
             && self.puts * REPLY_BYTES <= Settings::REPLY_BYTES_SMALL;
         if self.puts == 0 || self.puts != self.steps || !is_small {
             return None;
         }
         let mut change = Change::puts();
-        change.batch.reserve(self.commands.bytes.len());
+        change.batch.reserve(self.bytes.len());
         for args in self.commands() {
             match parse(args, permissions).command {
                 Ok(Command::Write(WriteCommand::Put(key, value))) => change.also_put(key, value),
@@ -387,7 +375,6 @@ impl Session {
             if let Ok(command) = &parsed.command {
                 queue.steps += usize::from(is_step(command));
                 queue.puts += usize::from(is_put(command));
-                queue.sets += usize::from(matches!(parsed.id, Some(CommandId::Set)));
                 queue.writes |= command.access() == Access::Write;
             }
             self.client.queued.set(queue.len() as i64);
@@ -578,8 +565,7 @@ impl Session {
             (Transaction::Discard, false) => DISCARD_ALONE,
             (Transaction::Multi, true) => NESTED,
             (Transaction::Multi, false) => {
-                let spare = self.state.spare_queues.borrow_mut().pop().unwrap_or_default();
-                self.queue = Some(Box::new(Queue::new(spare, &self.state.queued_bytes)));
+                self.queue = Some(Box::new(Queue::new(&self.state.queued_bytes)));
                 self.client.queued.set(0);
                 self.client.queue_revoked.set(false);
                 return self.reply(|writer| writer.ok());
@@ -686,24 +672,16 @@ impl Session {
         let Some(queue) = self.queue.take() else { return };
         self.end_transaction();
         self.executed += queue.len() as u64;
-        if queue.sets == queue.len() && !self.state.slow_log.times(CommandId::Set) {
-            self.state.commands.count(CommandId::Set, |stats| stats.calls += queue.len() as u64);
-        } else {
-            let permissions = self.inside();
-            for args in queue.commands() {
-                let id = parse(args, permissions).id;
-                if let Some(id) = id {
-                    self.state.commands.count(id, |stats| stats.calls += 1);
-                }
-                self.note(args, id);
-                self.end_note();
+        let permissions = self.inside();
+        for args in queue.commands() {
+            let id = parse(args, permissions).id;
+            if let Some(id) = id {
+                self.state.commands.count(id, |stats| stats.calls += 1);
             }
+            self.note(args, id);
+            self.end_note();
         }
         self.write_transaction(change);
-        let mut spares = self.state.spare_queues.borrow_mut();
-        if spares.len() < SPARE_QUEUES {
-            spares.extend(queue.into_spare());
-        }
     }
 
     /// Answers a command that the shard has executed.
@@ -756,7 +734,7 @@ mod tests {
     #[test]
     fn a_queue_keeps_commands_as_they_came_within_its_limit() {
         let all = Gauge::default();
-        let new = || Queue::new(QueuedCommands::default(), &all);
+        let new = || Queue::new(&all);
         let (mut a, mut b) = (new(), new());
         let lines = ["set 'a b' c", "ping", "mget x y z"];
         for line in lines {
@@ -779,7 +757,7 @@ mod tests {
         let all = Gauge::default();
         let permissions = Permissions { write: true, enter: true, debug: false };
         let entries_of = |lines: &[&str]| {
-            let mut queue = Queue::new(QueuedCommands::default(), &all);
+            let mut queue = Queue::new(&all);
             for line in lines {
                 with(line, |args| {
                     if let Ok(command) = parse(args, permissions).command {
@@ -813,14 +791,12 @@ mod tests {
     #[test]
     fn a_queue_counts_what_it_has_allocated_and_takes_half_at_most() {
         let all = Gauge::default();
-        let new = || Queue::new(QueuedCommands::default(), &all);
-        let mut queues = [new(), new(), new()];
+        let mut queues = [Queue::new(&all), Queue::new(&all), Queue::new(&all)];
         for queue in &mut queues {
             while with("set key value", |args| queue.add(args, &all, 100_000)) {}
-            let queued = &queue.commands;
-            let memory = queued.bytes.capacity()
-                + queued.spans.capacity() * size_of::<Span>()
-                + queued.ends.capacity() * size_of::<(usize, usize)>();
+            let memory = queue.bytes.capacity()
+                + queue.spans.capacity() * size_of::<Span>()
+                + queue.ends.capacity() * size_of::<(usize, usize)>();
             assert_eq!(queue.room.part(), memory);
         }
         let held = queues.each_ref().map(|queue| queue.room.part());
@@ -828,7 +804,7 @@ mod tests {
         assert!(all.get() > 55_000, "{held:?}");
         let long = 75_000 + QUEUE_BYTES_SHORT;
         assert!(all.get() <= long, "a quarter is for short queues: {held:?}");
-        let mut short = new();
+        let mut short = Queue::new(&all);
         assert!(with("set key value", |args| short.add(args, &all, 100_000)));
         drop(short);
         drop(queues);

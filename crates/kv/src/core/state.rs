@@ -7,7 +7,6 @@ use std::sync::Arc;
 
 use lsm::{CfId, Reader};
 use reactor::{Core, Event};
-use resp::Span;
 
 use crate::client::gauge::Gauge;
 use crate::client::large::LargeRequests;
@@ -100,19 +99,8 @@ pub(crate) struct CoreState {
     pub idle_buffer_bytes: Gauge,
     /// Queued commands of transactions.
     pub queued_bytes: Gauge,
-    /// Empty queues for the next transactions: a few, with little memory.
-    pub spare_queues: RefCell<Vec<QueuedCommands>>,
     /// What TLS connections share.
     pub secured: Secured,
-}
-
-/// Commands of a transaction, as they came.
-#[derive(Default)]
-pub(crate) struct QueuedCommands {
-    pub bytes: Vec<u8>,
-    pub spans: Vec<Span>,
-    /// The ends of each command in both.
-    pub ends: Vec<(usize, usize)>,
 }
 
 /// The turn of a computation, see [`CoreState::take_turn`].
@@ -164,7 +152,6 @@ impl CoreState {
             found_bytes: Gauge::default(),
             idle_buffer_bytes: Gauge::default(),
             queued_bytes: Gauge::default(),
-            spare_queues: RefCell::default(),
             secured: Secured::default(),
             posters: Posters::new(&node),
             node,
