@@ -2,7 +2,7 @@
 //! RocksDB and Millrace read each other's.
 #![expect(clippy::disallowed_methods, reason = "files of the host, as both programs left them")]
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
@@ -53,14 +53,32 @@ async fn open(core: &Core, dir: &Path, options: WriteOptions) -> (Db, Writer) {
     Db::open_for_writing(core, dir, OpenOptions::default(), options).await.unwrap()
 }
 
-/// The contents of every file in a directory.
+/// The contents of every file in a directory, of which all were there at the same time: an open
+/// database makes and removes some meanwhile.
 fn bytes_of(dir: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
-    let mut all = BTreeMap::new();
+    loop {
+        let mut all = BTreeMap::new();
+        let before = files_of(dir);
+        for path in &before {
+            match std::fs::read(path) {
+                Err(error) if error.kind() == std::io::ErrorKind::NotFound => break,
+                bytes => drop(all.insert(path.clone(), bytes.unwrap())),
+            }
+        }
+        if files_of(dir) == before {
+            return all;
+        }
+    }
+}
+
+/// Every file in a directory and those below it.
+fn files_of(dir: &Path) -> BTreeSet<PathBuf> {
+    let mut all = BTreeSet::new();
     for entry in std::fs::read_dir(dir).unwrap() {
         let path = entry.unwrap().path();
         match path.is_dir() {
-            true => all.extend(bytes_of(&path)),
-            false => drop(all.insert(path.clone(), std::fs::read(path).unwrap())),
+            true => all.extend(files_of(&path)),
+            false => drop(all.insert(path)),
         }
     }
     all
