@@ -16,7 +16,7 @@ impl Writer {
     /// As [`Db::open_for_writing`].
     pub async fn open_within(&self, name: &str, create: bool) -> Result<Option<(Db, Writer)>> {
         let (state, all) = (&*self.0, self.0.db.options());
-        let lent_bytes = (state.memtable_bytes() / 4).min(16 << 20);
+        let lent_bytes = (state.options.memtable_bytes / 4).min(16 << 20);
         let reading = OpenOptions {
             cache_bytes: (all.cache_bytes / 16).clamp(1 << 20, 4 << 20),
             memory_bytes: all.memory_bytes / 16,
@@ -49,7 +49,7 @@ impl Writer {
         }
         match Db::open_for_writing(&state.core, &path, reading, writing).await {
             Ok(opened) => {
-                state.lent_memtable_bytes.set(state.lent_memtable_bytes.get() + lent_bytes);
+                state.lent_memtable_bytes.set(lent_bytes);
                 Ok(Some(opened))
             }
             Err(error) if error.kind() == Kind::NoDatabase => Ok(None),

@@ -126,6 +126,10 @@ fn a_database_within_another_takes_a_quarter_of_its_memtables() {
                     let (_, other) = writer.open_within("other", true).await.unwrap().unwrap();
                     within = fill(&other).await;
                     other.close().await.unwrap();
+                    drop(other);
+                    // Another opening takes nothing more.
+                    let (_, other) = writer.open_within("other", false).await.unwrap().unwrap();
+                    other.close().await.unwrap();
                 }
                 let outside = fill(&writer).await;
                 writer.close().await.unwrap();
