@@ -31,12 +31,13 @@ class Gets(threading.Thread):
         """Drops the times so far."""
         self.times, self.absent = [], 0
 
-    def take(self, what):
-        """Prints how the GETs since the last call were, and drops their times."""
-        times, absent = sorted(self.times), self.absent
+    def take(self, what, removed=False):
+        """Prints how the GETs since the last call were, and drops their times. Keys must exist that nobody has removed."""
+        assert self.is_alive(), "the GETs have failed"
+        assert removed or not self.absent, f"{self.absent} GETs found nothing"
+        times = sorted(self.times)
         self.forget()
         if not times:
             return
         at = lambda share: times[min(len(times) - 1, int(len(times) * share))]  # noqa: E731
-        said = f", {absent} found nothing" if absent else ""
-        print(f"{what}: {len(times)} GETs, median {at(0.5):.2f} ms, p99 {at(0.99):.2f}, p99.9 {at(0.999):.2f}, longest {times[-1]:.2f}{said}", flush=True)
+        print(f"{what}: {len(times)} GETs, median {at(0.5):.2f} ms, p99 {at(0.99):.2f}, p99.9 {at(0.999):.2f}, longest {times[-1]:.2f}", flush=True)

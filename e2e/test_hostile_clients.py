@@ -198,7 +198,7 @@ def test_a_client_that_leaves_in_the_middle_of_a_reply(node):
 
 
 def working(node):
-    """Processor time used so far, in seconds. There is a launcher, too, while another test has disks in the default directory."""
+    """Processor time that the serving process has used so far, in seconds."""
     fields = pathlib.Path(f"/proc/{millrace.serving(node.process.pid)}/stat").read_text().rsplit(")", 1)[1].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 

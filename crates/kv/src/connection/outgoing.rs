@@ -202,24 +202,25 @@ pub(super) fn put_pairs(change: &mut Change, pairs: Args<'_>) {
 impl Session {
     /// Gathers a command that writes.
     pub(crate) fn write(&mut self, command: WriteCommand<'_>) {
-        if self.outgoing.silent != self.is_silent() {
-            self.send_writes();
-            self.outgoing.silent = self.is_silent();
-        }
-        self.outgoing.tells = self.client.tracking.tells_itself(self.client.id);
+        self.gather(self.client.tracking.tells_itself(self.client.id));
         self.outgoing.add(self.replies.command, command);
         self.send_if_full();
     }
 
     /// Gathers a transaction that only sets keys.
     pub(super) fn write_transaction(&mut self, change: Change) {
+        self.gather(false);
+        self.outgoing.push(self.replies.command, change);
+        self.send_if_full();
+    }
+
+    /// Begins to gather a write. Those that are answered and those that are not go apart.
+    fn gather(&mut self, tells: bool) {
         if self.outgoing.silent != self.is_silent() {
             self.send_writes();
             self.outgoing.silent = self.is_silent();
         }
-        self.outgoing.tells = false;
-        self.outgoing.push(self.replies.command, change);
-        self.send_if_full();
+        self.outgoing.tells = tells;
     }
 
     /// Sends the gathered writes if they are many.

@@ -171,11 +171,6 @@ impl Queue {
         self.room.set(0);
     }
 
-    /// Whether all commands set keys, and do nothing else.
-    fn only_puts(&self) -> bool {
-        self.puts == self.len()
-    }
-
     /// The number of commands.
     fn len(&self) -> usize {
         self.ends.len()
@@ -210,7 +205,7 @@ impl Queue {
                 _ => {}
             }
         }
-        if self.only_puts() {
+        if self.puts == self.len() {
             change.puts_of = u32::try_from(self.puts).ok()?;
         }
         Some(change)
@@ -734,8 +729,7 @@ mod tests {
     #[test]
     fn a_queue_keeps_commands_as_they_came_within_its_limit() {
         let all = Gauge::default();
-        let new = || Queue::new(&all);
-        let (mut a, mut b) = (new(), new());
+        let (mut a, mut b) = (Queue::new(&all), Queue::new(&all));
         let lines = ["set 'a b' c", "ping", "mget x y z"];
         for line in lines {
             assert!(with(line, |args| a.add(args, &all, 1000)));
