@@ -56,13 +56,23 @@ pub(crate) async fn run(state: &Rc<WriteState>, log: Option<WalWriter>) {
     let mut group = Vec::new();
     // Records that recovery skipped after a gap must never become contiguous with new ones.
     let mut waits = state.options.durability == Durability::Power || state.db.0.leftovers;
+    // A memtable full of tombstones could not become a table when nothing was written.
+    let mut stuck = false;
     loop {
         let idle = || state.queue.requests.borrow().is_empty();
-        let wakes = || !idle() || state.is_closing() || state.has_failed();
-        state.queue.arrived.wait_until(wakes).await;
-        if idle() {
+        let ends = || state.is_closing() || state.has_failed();
+        let is_dense = || !stuck && commit.is_dense();
+        state.queue.arrived.wait_until(|| !idle() || ends() || is_dense()).await;
+        if idle() && ends() {
             return;
         }
+        if idle() {
+            // Level 0 has waited for it, and perhaps nobody writes any more. Scans pass all of its
+            // tombstones.
+            stuck = commit.switch_memtables().await.is_err();
+            continue;
+        }
+        stuck = false;
         // A clearing does not depend on recovered writes, and makes room for their table.
         let clears = state.queue.requests.borrow().front().is_some_and(|r| r.clears().is_some());
         let done = match waits && !clears {

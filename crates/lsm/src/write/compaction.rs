@@ -379,6 +379,8 @@ impl Drop for Compaction<'_> {
         merges.note_change();
         self.state.set_paces();
         self.state.changed.notify_all();
+        // A memtable full of tombstones may wait until level 0 has room for it.
+        self.state.queue.arrived.notify_all();
     }
 }
 

@@ -190,6 +190,56 @@ fn tombstones_meet_what_they_delete_without_being_asked_to() {
     });
 }
 
+/// A memtable full of tombstones waits for those of level 0, and becomes a table after them although
+/// nobody writes any more.
+#[test]
+fn tombstones_leave_the_memtable_when_nobody_writes() {
+    let dir = fresh_dir("large-tombstones-memtable");
+    on_one_core(move |core| {
+        let path = dir.clone();
+        async move {
+            let key = |n: u32| format!("k{n:08}").into_bytes();
+            let (db, writer) = open(&core, &path, WriteOptions::default()).await;
+            const COUNT: u32 = 150_000;
+            let write = async |is_put: bool| {
+                for from in (0..COUNT).step_by(1000) {
+                    let mut batch = BatchWriter::new();
+                    for n in from..from + 1000 {
+                        match is_put {
+                            true => batch.put(0, &key(n), b"v"),
+                            false => batch.delete(0, &key(n)),
+                        }
+                    }
+                    writer.write(batch).await.unwrap();
+                }
+            };
+            write(true).await;
+            writer.put(b"z", b"last").await.unwrap();
+            writer.compact(0, None, None).await.unwrap();
+            let reader = db.attach(&core);
+            let skipped = async || {
+                let before = reader.stats().skipped;
+                let mut iter = reader.iter(0, IterOptions::default()).unwrap();
+                iter.seek_to_first().await.unwrap();
+                assert_eq!(iter.key(), b"z");
+                reader.stats().skipped - before
+            };
+            writer.pause_compaction();
+            write(false).await;
+            let all = skipped().await;
+            assert!(all > u64::from(COUNT), "{all} entries skipped");
+            writer.resume_compaction();
+            let mut turns = 0;
+            while skipped().await > 100 {
+                turns += 1;
+                assert!(turns < 10_000, "they stay");
+                core.sleep_ns(1_000_000).await;
+            }
+            writer.close().await.unwrap();
+        }
+    });
+}
+
 /// Tombstones whose merge would rewrite mostly what stays are left where they are.
 #[test]
 fn tombstones_that_lie_far_apart_wait_for_their_level() {
