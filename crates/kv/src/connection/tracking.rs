@@ -22,7 +22,7 @@ use crate::command::spec::{CommandId, Spec};
 use crate::command::table;
 use crate::connection::replies::Closing;
 use crate::connection::session::Session;
-use crate::connection::transaction::Queue;
+use crate::connection::transaction::{Queue, Queued};
 
 const NOT_BROADCAST: &str = "ERR PREFIX option requires BCAST mode to be enabled";
 const OTHER_MODE: &str = "ERR You can't switch BCAST mode on/off before disabling tracking for this client, and then \
@@ -336,7 +336,7 @@ impl Session {
         }
         let caching = tracking.tracked().map(|tracked| tracked.caching);
         let mut given = tracking.caching_given.get();
-        for args in queue.commands() {
+        for Queued { args, .. } in queue.commands() {
             let Parsed { command, id, name, .. } = parse(args, self.inside());
             let Ok(command) = command else { continue };
             if let Command::Client(ClientCommand::Caching(yes)) = command {

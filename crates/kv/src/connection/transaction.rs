@@ -105,8 +105,8 @@ const RESTORE_BYTES_MAX: usize = 64 * 1024;
 pub(super) struct Queue {
     bytes: Vec<u8>,
     spans: Vec<Span>,
-    /// The ends of each command in both.
-    ends: Vec<(usize, usize)>,
+    /// The end of each command in both.
+    ends: Vec<End>,
     /// A command was refused: none will be executed.
     aborted: bool,
     /// They were dropped because memory ran short.
@@ -120,6 +120,31 @@ pub(super) struct Queue {
     reports: usize,
     /// Its part of the core's limit.
     room: Share,
+}
+
+/// Where a command of a queue ends, and what its parsing has told.
+#[derive(Clone, Copy)]
+struct End {
+    bytes: usize,
+    spans: usize,
+    id: Option<CommandId>,
+    is_put: bool,
+}
+
+/// A command of a queue.
+pub(super) struct Queued<'a> {
+    pub args: Args<'a>,
+    pub id: Option<CommandId>,
+    /// It is one of [`Queue::puts`].
+    is_put: bool,
+}
+
+impl<'a> Queued<'a> {
+    /// Of a command that sets one key: the key and the value.
+    fn put(&self) -> Option<(&'a [u8], &'a [u8])> {
+        let is_set = self.is_put && self.id == Some(CommandId::Set);
+        is_set.then(|| (self.args.get(1), self.args.get(2)))
+    }
 }
 
 impl Queue {
@@ -140,15 +165,15 @@ impl Queue {
 
     /// Adds a command; false if there is no room for it. All queues together have `bytes_max`, one
     /// at most half of it, and a quarter is for queues of up to [`QUEUE_BYTES_SHORT`].
-    fn add(&mut self, args: Args<'_>, all: &Gauge, bytes_max: usize) -> bool {
+    fn add(&mut self, queued: Queued<'_>, all: &Gauge, bytes_max: usize) -> bool {
+        let Queued { args, id, is_put } = queued;
         let (bytes, spans) = args.parts();
         let wanted = [
             room_for(&self.bytes, bytes.len()),
             room_for(&self.spans, spans.len()),
             room_for(&self.ends, 1),
         ];
-        let own =
-            wanted[0] + wanted[1] * size_of::<Span>() + wanted[2] * size_of::<(usize, usize)>();
+        let own = wanted[0] + wanted[1] * size_of::<Span>() + wanted[2] * size_of::<End>();
         let others = all.get() - self.room.part();
         let all_max = if own > QUEUE_BYTES_SHORT { bytes_max / 4 * 3 } else { bytes_max };
         if own > bytes_max / 2 || others + own > all_max {
@@ -160,7 +185,7 @@ impl Queue {
         self.ends.reserve_exact(wanted[2] - self.ends.len());
         self.bytes.extend_from_slice(bytes);
         self.spans.extend_from_slice(spans);
-        self.ends.push((self.bytes.len(), self.spans.len()));
+        self.ends.push(End { bytes: self.bytes.len(), spans: self.spans.len(), id, is_put });
         true
     }
 
@@ -177,12 +202,12 @@ impl Queue {
     }
 
     /// The commands in order.
-    pub(super) fn commands(&self) -> impl ExactSizeIterator<Item = Args<'_>> {
+    pub(super) fn commands(&self) -> impl ExactSizeIterator<Item = Queued<'_>> {
         let (mut begin, mut spans_begin) = (0, 0);
-        self.ends.iter().map(move |&(end, spans_end)| {
-            let args = Args::new(&self.bytes[begin..end], &self.spans[spans_begin..spans_end]);
-            (begin, spans_begin) = (end, spans_end);
-            args
+        self.ends.iter().map(move |&End { bytes, spans, id, is_put }| {
+            let args = Args::new(&self.bytes[begin..bytes], &self.spans[spans_begin..spans]);
+            (begin, spans_begin) = (bytes, spans);
+            Queued { args, id, is_put }
         })
     }
 
@@ -197,12 +222,14 @@ impl Queue {
         }
         let mut change = Change::puts();
         change.batch.reserve(self.bytes.len());
-        for args in self.commands() {
-            match parse(args, permissions).command {
-                Ok(Command::Write(WriteCommand::Put(key, value))) => change.also_put(key, value),
-                Ok(Command::Write(WriteCommand::PutAll(pairs))) => put_pairs(&mut change, pairs),
-                // It does not concern keys.
-                _ => {}
+        // The others do not concern keys.
+        for queued in self.commands().filter(|queued| queued.is_put) {
+            if let Some((key, value)) = queued.put() {
+                change.also_put(key, value);
+            } else if let Ok(Command::Write(WriteCommand::PutAll(pairs))) =
+                parse(queued.args, permissions).command
+            {
+                put_pairs(&mut change, pairs);
             }
         }
         if self.puts == self.len() {
@@ -359,7 +386,9 @@ impl Session {
                 return Some(MANY_REPORTS);
             }
             queue.reports += reports;
-            let added = queue.add(args, all, settings.queued_bytes_max);
+            let is_put = parsed.command.as_ref().is_ok_and(is_put);
+            let added =
+                queue.add(Queued { args, id: parsed.id, is_put }, all, settings.queued_bytes_max);
             self.client.queued_bytes.set(queue.room.part());
             if all.get() > settings.queued_bytes_max / 2 {
                 self.state.clients.revoke_longest_queue(self.state.core.now_ns());
@@ -369,7 +398,7 @@ impl Session {
             }
             if let Ok(command) = &parsed.command {
                 queue.steps += usize::from(is_step(command));
-                queue.puts += usize::from(is_put(command));
+                queue.puts += usize::from(is_put);
                 queue.writes |= command.access() == Access::Write;
             }
             self.client.queued.set(queue.len() as i64);
@@ -485,7 +514,8 @@ impl Session {
             self.executing = Executing::Sent;
             return false;
         }
-        let commands = queue.commands().filter_map(|args| parse(args, permissions).command.ok());
+        let commands =
+            queue.commands().filter_map(|queued| parse(queued.args, permissions).command.ok());
         let list: Vec<Step> = commands.filter_map(step_of).collect();
         let reply_bytes_max = match self.executing {
             // Values may become longer meanwhile.
@@ -637,7 +667,7 @@ impl Session {
         self.reply(|writer| writer.array(commands.len()));
         let mut answers = answers.into_iter();
         let mut clears = false;
-        for args in commands {
+        for Queued { args, .. } in commands {
             let Parsed { command, id, name, .. } = parse(args, permissions);
             self.client.command.set(name);
             self.replies.command = id;
@@ -667,9 +697,7 @@ impl Session {
         let Some(queue) = self.queue.take() else { return };
         self.end_transaction();
         self.executed += queue.len() as u64;
-        let permissions = self.inside();
-        for args in queue.commands() {
-            let id = parse(args, permissions).id;
+        for Queued { args, id, .. } in queue.commands() {
             if let Some(id) = id {
                 self.state.commands.count(id, |stats| stats.calls += 1);
             }
@@ -726,22 +754,26 @@ mod tests {
     use super::*;
     use crate::command::args::tests::with;
 
+    fn queued(args: Args<'_>) -> Queued<'_> {
+        Queued { args, id: None, is_put: false }
+    }
+
     #[test]
     fn a_queue_keeps_commands_as_they_came_within_its_limit() {
         let all = Gauge::default();
         let (mut a, mut b) = (Queue::new(&all), Queue::new(&all));
         let lines = ["set 'a b' c", "ping", "mget x y z"];
         for line in lines {
-            assert!(with(line, |args| a.add(args, &all, 1000)));
+            assert!(with(line, |args| a.add(queued(args), &all, 1000)));
         }
         let words = |args: Args<'_>| args.iter().map(<[u8]>::to_vec).collect::<Vec<_>>();
-        let kept: Vec<_> = a.commands().map(words).collect();
+        let kept: Vec<_> = a.commands().map(|queued| words(queued.args)).collect();
         assert_eq!(kept, lines.map(|line| with(line, words)));
         let held = all.get();
         assert!(held > 0);
         a.abort();
         assert_eq!((a.commands().len(), all.get()), (0, 0));
-        assert!(with(lines[0], |args| b.add(args, &all, 1000)));
+        assert!(with(lines[0], |args| b.add(queued(args), &all, 1000)));
         drop((a, b));
         assert_eq!(all.get(), 0);
     }
@@ -754,11 +786,11 @@ mod tests {
             let mut queue = Queue::new(&all);
             for line in lines {
                 with(line, |args| {
-                    if let Ok(command) = parse(args, permissions).command {
-                        queue.steps += usize::from(is_step(&command));
-                        queue.puts += usize::from(is_put(&command));
-                    }
-                    assert!(queue.add(args, &all, 1 << 20));
+                    let Parsed { command, id, .. } = parse(args, permissions);
+                    let is_put = command.as_ref().is_ok_and(is_put);
+                    queue.steps += usize::from(command.as_ref().is_ok_and(is_step));
+                    queue.puts += usize::from(is_put);
+                    assert!(queue.add(Queued { args, id, is_put }, &all, 1 << 20));
                 });
             }
             queue.puts(permissions).map(|mut change| {
@@ -787,10 +819,10 @@ mod tests {
         let all = Gauge::default();
         let mut queues = [Queue::new(&all), Queue::new(&all), Queue::new(&all)];
         for queue in &mut queues {
-            while with("set key value", |args| queue.add(args, &all, 100_000)) {}
+            while with("set key value", |args| queue.add(queued(args), &all, 100_000)) {}
             let memory = queue.bytes.capacity()
                 + queue.spans.capacity() * size_of::<Span>()
-                + queue.ends.capacity() * size_of::<(usize, usize)>();
+                + queue.ends.capacity() * size_of::<End>();
             assert_eq!(queue.room.part(), memory);
         }
         let held = queues.each_ref().map(|queue| queue.room.part());
@@ -799,7 +831,7 @@ mod tests {
         let long = 75_000 + QUEUE_BYTES_SHORT;
         assert!(all.get() <= long, "a quarter is for short queues: {held:?}");
         let mut short = Queue::new(&all);
-        assert!(with("set key value", |args| short.add(args, &all, 100_000)));
+        assert!(with("set key value", |args| short.add(queued(args), &all, 100_000)));
         drop(short);
         drop(queues);
         assert_eq!(all.get(), 0);
