@@ -219,6 +219,103 @@ impl AsFd for UnixSocket {
     }
 }
 
+/// One end of a connection that carries whole packets with descriptors, between two processes of
+/// ours: a packet is there with all its bytes and descriptors, or it is not there. Clones are the
+/// same end. Simulated worlds do not use it.
+#[derive(Clone)]
+pub struct UnixPackets(Rc<Watch>);
+
+/// A packet, and the descriptors that came with it.
+pub type Packet = (Vec<u8>, Vec<OwnedFd>);
+
+impl UnixPackets {
+    /// Creates both ends of a connection.
+    ///
+    /// # Errors
+    /// As the system gives them.
+    pub fn pair() -> io::Result<(OwnedFd, OwnedFd)> {
+        let mut fds = [0; 2];
+        let kind = libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC;
+        // SAFETY: a live array of two numbers.
+        let done = unsafe { libc::socketpair(libc::AF_UNIX, kind, 0, fds.as_mut_ptr()) };
+        outcome(done as isize)?;
+        // SAFETY: new descriptors that nobody else owns.
+        Ok(unsafe { (OwnedFd::from_raw_fd(fds[0]), OwnedFd::from_raw_fd(fds[1])) })
+    }
+
+    /// Whether a descriptor is an end of such a connection.
+    pub fn is_one(fd: BorrowedFd<'_>) -> bool {
+        let is = |name, value| socket_option(fd, name).is_ok_and(|found| found == value);
+        is(libc::SO_DOMAIN, libc::AF_UNIX) && is(libc::SO_TYPE, libc::SOCK_SEQPACKET)
+    }
+
+    /// Takes an end.
+    ///
+    /// # Errors
+    /// `InvalidInput` when it is another kind of descriptor.
+    pub fn from_fd(core: &Core, fd: OwnedFd) -> io::Result<UnixPackets> {
+        if !UnixPackets::is_one(fd.as_fd()) {
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a Unix packet socket"));
+        }
+        Ok(UnixPackets(Rc::new(Watch::new(core, fd))))
+    }
+
+    /// Waits for the next packet, of at most `most` bytes. An empty one: the other side has ended.
+    ///
+    /// # Errors
+    /// `InvalidData` when a packet is longer, or more than [`FDS_MAX`] descriptors came; others as
+    /// the system gives them.
+    pub async fn recv(&self, most: usize) -> io::Result<Packet> {
+        loop {
+            self.0.readable().await?;
+            match self.try_recv(most) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                done => return done,
+            }
+        }
+    }
+
+    /// Like [`UnixPackets::recv`], without waiting.
+    ///
+    /// # Errors
+    /// The same, and `WouldBlock` when there is no packet.
+    pub fn try_recv(&self, most: usize) -> io::Result<Packet> {
+        let mut bytes = Vec::new();
+        loop {
+            // One byte more shows a longer packet.
+            match receive(self.0.fd(), &mut bytes, most + 1) {
+                // The other side has ended and left packets of ours unread: its own come first.
+                Err(error) if error.kind() == io::ErrorKind::ConnectionReset => {}
+                Ok((length, _)) if length > most => {
+                    let what = format!("a packet of more than {most} bytes");
+                    return Err(io::Error::new(io::ErrorKind::InvalidData, what));
+                }
+                done => return done.map(|(_, fds)| (bytes, fds)),
+            }
+        }
+    }
+
+    /// Sends a packet, whole or not at all.
+    ///
+    /// # Errors
+    /// `WouldBlock` when there is no room; others as the system gives them.
+    pub fn try_send(&self, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<()> {
+        send(self.0.fd(), bytes, fds).map(drop)
+    }
+
+    /// Sends nothing more: the other side receives what was sent, and then the end.
+    pub fn end(&self) {
+        // SAFETY: takes no pointers.
+        unsafe { libc::shutdown(self.0.fd().as_raw_fd(), libc::SHUT_WR) };
+    }
+}
+
+impl AsFd for UnixPackets {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.fd()
+    }
+}
+
 /// Which of these are readable, have failed, or have lost their other side.
 pub(crate) fn are_readable(fds: &[RawFd]) -> Vec<bool> {
     let ask = |&fd: &RawFd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 };

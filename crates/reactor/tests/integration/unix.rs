@@ -13,7 +13,7 @@ use std::thread;
 use std::time::Duration;
 
 use crate::every_driver::{available, config, on_one_core};
-use reactor::{Class, DriverKind, EventFd, UnixListener, UnixSocket};
+use reactor::{Class, DriverKind, EventFd, UnixListener, UnixPackets, UnixSocket};
 
 fn path(name: &str, kind: DriverKind) -> PathBuf {
     let path = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("{name}-{kind:?}.sock"));
@@ -38,6 +38,33 @@ fn text_of(fd: OwnedFd) -> String {
 }
 
 on_every_driver! {
+    fn packets_arrive_whole_also_when_their_sender_has_gone(kind: DriverKind) {
+        on_one_core(&config(kind), move |core| async move {
+            let (here, there) = UnixPackets::pair().unwrap();
+            assert!(UnixPackets::is_one(here.as_fd()));
+            let here = UnixPackets::from_fd(&core, here).unwrap();
+            let there = UnixPackets::from_fd(&core, there).unwrap();
+            let would_block = std::io::ErrorKind::WouldBlock;
+            assert_eq!(here.try_recv(9).unwrap_err().kind(), would_block);
+            there.try_send(b"one", &[file_with("one").as_fd()]).unwrap();
+            there.try_send(b"two", &[]).unwrap();
+            there.try_send(b"too long", &[]).unwrap();
+            there.try_send(b"last", &[file_with("last").as_fd()]).unwrap();
+            // It leaves a packet unread.
+            here.try_send(b"unread", &[]).unwrap();
+            drop(there);
+            let (bytes, fds) = here.recv(5).await.unwrap();
+            assert_eq!((&bytes[..], fds.len()), (&b"one"[..], 1));
+            assert_eq!(here.recv(5).await.unwrap().0, b"two");
+            assert_eq!(here.recv(5).await.unwrap_err().kind(), std::io::ErrorKind::InvalidData);
+            let (bytes, mut fds) = here.recv(5).await.unwrap();
+            assert_eq!((&bytes[..], text_of(fds.pop().unwrap())), (&b"last"[..], "last".to_owned()));
+            assert_eq!(here.recv(5).await.unwrap().0, b"");
+            let stream: OwnedFd = UnixStream::pair().unwrap().0.into();
+            assert!(UnixPackets::from_fd(&core, stream).is_err());
+        });
+    }
+
     fn descriptors_travel_with_the_bytes_both_ways(kind: DriverKind) {
         let path = path("fds", kind);
         on_one_core(&config(kind), move |core| {
