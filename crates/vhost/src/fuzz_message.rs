@@ -6,8 +6,10 @@ use std::io::Read;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 
+use crate::bytes::Reader;
 use crate::protocol::config::{Config, RangeLimits};
 use crate::protocol::handover::{DiskState, HandoverError, Role, SessionState};
+use crate::protocol::kept::{FromLauncher, FromNode, Keeper, LIVE_MAX, Snapshot, Taken};
 use crate::protocol::message::{
     DESCRIPTORS_MAX, Framer, HEADER_BYTES, InflightInfo, Message, PAYLOAD_BYTES_MAX, id,
 };
@@ -18,8 +20,11 @@ use crate::protocol::session::{Action, Offer, Session, protocol_feature};
 pub type FuzzTarget = (&'static str, fn(&[u8]), fn() -> Vec<Vec<u8>>);
 
 /// Every target of this module.
-pub const TARGETS: &[FuzzTarget] =
-    &[("vhost_message", session, message_seeds), ("vhost_handover", handover, handover_seeds)];
+pub const TARGETS: &[FuzzTarget] = &[
+    ("vhost_message", session, message_seeds),
+    ("vhost_handover", handover, handover_seeds),
+    ("vhost_kept", keeper, keeper_seeds),
+];
 
 /// Few rings and regions, so that inputs reach the limits.
 fn offer(queues: u16) -> Offer {
@@ -363,6 +368,121 @@ fn handover_seeds() -> Vec<Vec<u8>> {
     });
     seeds.dedup();
     seeds
+}
+
+/// A launcher's side of a connection: pieces of a front end's bytes, and packets of a node, in any
+/// order.
+///
+/// # Panics
+/// If the front end gets a reply that no commit gave, or the node gets anything but whole messages,
+/// one at a time, and descriptors of its own session.
+pub fn keeper(data: &[u8]) {
+    let descriptors = Descriptors::new();
+    let mut keeper = Keeper::new(1);
+    let mut data = Reader::new(data);
+    let mut due = Vec::new();
+    while let (Some(choice), Some(count)) = (data.u8(), data.u8().map(usize::from)) {
+        let bytes = data.take(count.min(data.len())).unwrap_or_default();
+        match choice % 8 {
+            0..3 => {
+                let Some(wanted) = keeper.wanted() else {
+                    assert!(keeper.is_open() || keeper.reply().is_some());
+                    continue;
+                };
+                let piece = &bytes[..bytes.len().min(wanted)];
+                if keeper.push(piece, descriptors.take(usize::from(choice / 64))).is_err() {
+                    return;
+                }
+            }
+            // Any packet.
+            3 => match FromNode::decode(bytes) {
+                Some(packet) => {
+                    assert_eq!(FromNode::decode(&packet.encode()).as_ref(), Some(&packet));
+                    let (was_open, before) = (keeper.is_open(), keeper.export().0);
+                    let taken = keeper.take(bytes, Vec::new());
+                    match (packet, taken) {
+                        (_, Err(_)) => assert_eq!(keeper.export().0, before),
+                        (FromNode::Commit { reply, .. }, Ok(Taken::Released(_))) if was_open => {
+                            assert!(!keeper.is_open() && due.is_empty());
+                            due = reply;
+                        }
+                        (FromNode::State(_), Ok(Taken::Released(_))) => {
+                            assert_eq!(keeper.is_open(), was_open);
+                        }
+                        (FromNode::Close, Ok(Taken::Close)) => return,
+                        other => panic!("{other:?}"),
+                    }
+                }
+                None => assert!(keeper.take(bytes, Vec::new()).is_err()),
+            },
+            // A commit of the open message that keeps some of the descriptors.
+            4 | 5 => {
+                let state = keeper.export().0;
+                let kept =
+                    state.kept.iter().zip(0..).filter(|(_, nth)| choice >> (nth % 8) & 1 == 1);
+                let numbers: Vec<u32> = kept.map(|(number, _)| *number).take(LIVE_MAX).collect();
+                let count = numbers.len();
+                let snapshot = Snapshot { document: bytes.to_vec(), numbers };
+                let packet = FromNode::Commit { snapshot, reply: bytes.to_vec() }.encode();
+                let taken = keeper.take(&packet, Vec::new());
+                assert_eq!(taken.is_ok(), state.open.is_some());
+                if taken.is_ok() {
+                    due = bytes.to_vec();
+                    assert_eq!(keeper.export().0.kept.len(), count);
+                }
+            }
+            6 => {
+                if let Some((reply, _)) = keeper.reply() {
+                    assert_eq!(reply, due);
+                    let count = count.min(due.len());
+                    drop(keeper.sent(count));
+                    due.drain(..count);
+                }
+                assert_eq!(keeper.reply().is_some(), !due.is_empty());
+            }
+            // Another program.
+            _ => {
+                let (state, own) = keeper.export();
+                let own = own.iter().map(|fd| fd.try_clone_to_owned().expect("a descriptor"));
+                let again = Keeper::import(state.clone(), own.collect()).expect("the same");
+                assert_eq!(again.export().0, state);
+                keeper = again;
+            }
+        }
+        if let Some((packet, fds)) = keeper.message() {
+            let Some(FromLauncher::Message { bytes, .. }) = FromLauncher::decode(&packet) else {
+                panic!("no message");
+            };
+            assert!(fds.len() <= DESCRIPTORS_MAX);
+            let size = u32::from_le_bytes(bytes[8..12].try_into().expect("four bytes"));
+            assert_eq!(bytes.len(), HEADER_BYTES + size as usize);
+        }
+        let mut there = Vec::new();
+        for (packet, fds) in keeper.opening() {
+            match FromLauncher::decode(&packet) {
+                Some(FromLauncher::Descriptors(numbers)) => {
+                    assert_eq!(numbers.len(), fds.len());
+                    there.extend(numbers);
+                }
+                Some(FromLauncher::Session { snapshot, .. }) => assert_eq!(snapshot.numbers, there),
+                other => panic!("{other:?}"),
+            }
+        }
+    }
+}
+
+/// Seeds for [`keeper`]: messages, commits and replies in turn.
+pub fn keeper_seeds() -> Vec<Vec<u8>> {
+    let message = |descriptors: u8, payload: u8| {
+        let mut bytes = vec![descriptors << 6, 12, 1, 0, 0, 0, 1, 0, 0, 0, payload, 0, 0, 0];
+        bytes.extend([0, payload]);
+        bytes.extend(std::iter::repeat_n(7, payload.into()));
+        bytes
+    };
+    let (commit, reply, state) = ([252, 3, 1, 2, 3], [6, 2], [7, 0]);
+    let done = |message: Vec<u8>| [&message[..], &state, &commit, &state, &reply, &[6, 1]].concat();
+    let turns = [done(message(0, 0)), done(message(2, 8)), done(message(3, 40))];
+    vec![turns.concat(), turns[1].clone(), [&turns[2][..], &turns[1], &[3, 4, 6, 0, 0, 0]].concat()]
 }
 
 #[cfg(test)]

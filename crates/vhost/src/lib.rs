@@ -17,14 +17,16 @@ mod target;
 mod tests;
 
 pub use memory::account::NoRoom;
+pub use memory::background::drop_in_background;
 pub use memory::dirty::DirtyLog;
 pub use memory::{Area, GuestMemory, MemoryError, REGIONS_MAX, RegionInfo};
-pub use protocol::{config, handover, message, ring_state, session};
+pub use protocol::{config, handover, kept, message, ring_state, session};
 pub use ring::inflight::{Form, InflightArea, InflightInfo, InflightRegion};
 pub use ring::packed::PackedRing;
 pub use ring::request::{DATA_MAX, Disk, Finished, Request, SEGMENTS_MAX, SERIAL_LEN, Status};
 pub use ring::split::SplitRing;
 pub use ring::{F_EVENT_IDX, F_INDIRECT_DESC, F_RING_PACKED, Fault, Recovered, Ring, Setup};
+pub use target::door::Door;
 #[cfg(feature = "testing")]
 #[doc(hidden)]
 pub use target::standalone;

@@ -27,8 +27,8 @@ type Thing = Box<dyn Send>;
 static THREAD: OnceLock<Option<Sender<Thing>>> = OnceLock::new();
 static WAITING: AtomicUsize = AtomicUsize::new(0);
 
-/// Drops an object on the thread, without waiting.
-pub(crate) fn drop_in_background(what: impl Send + 'static) {
+/// Drops an object on the thread, without waiting: what a front end has sent, or its memory.
+pub fn drop_in_background(what: impl Send + 'static) {
     let Some(thread) = THREAD.get_or_init(start) else { return drop(what) };
     WAITING.fetch_add(1, Ordering::Relaxed);
     // The thread never ends, so this cannot happen.

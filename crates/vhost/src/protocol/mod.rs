@@ -8,6 +8,7 @@
 
 pub mod config;
 pub mod handover;
+pub mod kept;
 pub mod message;
 pub mod ring_state;
 pub mod session;

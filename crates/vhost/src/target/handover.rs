@@ -1,12 +1,14 @@
 //! The disk's state on its way from and to another process.
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
-use reactor::{UnixListener, UnixSocket};
+use reactor::{UnixPackets, UnixSocket};
 
 use crate::protocol::config::SECTOR_BYTES;
 use crate::protocol::handover::{DiskState, InFlight, Role};
 use crate::target::connection::{Connection, Refused};
+use crate::target::door::Door;
+use crate::target::link::{KeptLink, Link};
 use crate::target::queue::Hold;
 use crate::target::{Export, Target};
 
@@ -14,7 +16,7 @@ impl Target {
     /// Everything that a successor needs of a quiesced disk.
     pub(super) fn export(
         &self,
-        listener: &UnixListener,
+        door: &Door,
         connection: Option<&Connection<'_>>,
     ) -> Result<Export, String> {
         let state = DiskState {
@@ -34,7 +36,7 @@ impl Target {
         let regions = self.regions.borrow();
         for role in state.roles() {
             let fd = match role {
-                Role::Listener => Some(listener.as_fd()),
+                Role::Listener => Some(door.as_fd()),
                 Role::Memory(nth) => connection
                     .and_then(|connection| connection.session.regions().get(usize::from(nth)))
                     .and_then(|wanted| regions.iter().find(|(region, _)| region == wanted))
@@ -60,10 +62,10 @@ impl Target {
         &self,
         state: &DiskState,
         descriptors: Vec<OwnedFd>,
-    ) -> Result<(UnixListener, Option<Connection<'_>>), String> {
+    ) -> Result<(Door, Option<Connection<'_>>), String> {
         let parts = state.assign(descriptors).map_err(|error| error.to_string())?;
         let listener = parts.listener.ok_or("the listening socket is missing")?;
-        let listener = UnixListener::from_fd(&self.core, listener)
+        let door = Door::from_fd(&self.core, listener)
             .map_err(|error| format!("the listening socket: {error}"))?;
         self.take_statistics(&state.statistics);
         self.take_size(state.capacity_sectors.saturating_mul(SECTOR_BYTES));
@@ -73,17 +75,27 @@ impl Target {
         self.hold.set(state.in_flight.map(|InFlight { flushes }| Hold { flushes }));
         let connection = match (&state.connection, parts.connection) {
             (Some(state), Some(socket)) => {
-                let mut connection = UnixSocket::from_fd(&self.core, socket)
-                    .map(|socket| Connection::new(self, socket))
-                    .map_err(|error| format!("the connection: {error}"))?;
-                connection.unsent.push(state.unsent.clone(), parts.unsent);
+                let link = match &state.kept {
+                    None => UnixSocket::from_fd(&self.core, socket).map(Link::direct),
+                    Some(kept) => {
+                        let raw = parts.session.iter().map(AsRawFd::as_raw_fd);
+                        let numbers = raw.zip(kept.numbers.iter().copied()).collect();
+                        UnixPackets::from_fd(&self.core, socket)
+                            .map(|packets| Link::Kept(KeptLink::new(packets, kept.pid, numbers)))
+                    }
+                };
+                let mut link = link.map_err(|error| format!("the connection: {error}"))?;
+                if let Link::Direct(direct) = &mut link {
+                    direct.unsent.push(state.unsent.clone(), parts.unsent);
+                }
+                let mut connection = Connection::new(self, link);
                 let adopted = connection.adopt(state, parts.session, parts.partial);
                 adopted.map_err(|Refused(why)| why)?;
                 Some(connection)
             }
             _ => None,
         };
-        Ok((listener, connection))
+        Ok((door, connection))
     }
 
     /// Keeps the size that the guest knows, even if the image's length has changed.

@@ -20,6 +20,14 @@
 //!
 //! All of this runs on one core and outside the path of requests.
 //!
+//! # A launcher that has the front end's socket
+//!
+//! Then messages come from the launcher, one at a time, and each is *committed* when it is done
+//! (`protocol/kept`, `link`). If this process dies, the next one continues the session: it recovers
+//! every ring that was not stopped from the in-flight region, paused ones too, calls each guest
+//! once, and gets the message that was not committed. Without an in-flight region it closes the
+//! connection.
+//!
 //! # Handing a disk over
 //!
 //! ```text
@@ -49,13 +57,16 @@
 //!
 //! # The files
 //!
-//! `stats`, `log_limit`, `share` and `disk` use none of the others; `queue` uses these. `serve`,
+//! `stats`, `log_limit`, `share`, `disk`, `unsent`, `link` and `door` use none of the others but
+//! the one before; `queue` uses the first four. `serve`,
 //! `handover` and `connection` are parts of the target: they use its state, which is in this file,
 //! and this file calls them. The room uses all others.
 
 mod connection;
 mod disk;
+pub(crate) mod door;
 mod handover;
+mod link;
 pub(crate) mod log_limit;
 pub(crate) mod queue;
 mod serve;

@@ -2,11 +2,13 @@
 
 use std::os::fd::OwnedFd;
 
-use reactor::{Either, UnixListener, UnixSocket, race};
+use reactor::{Either, race};
 
 use crate::memory::background::drop_in_background;
 use crate::protocol::handover::DiskState;
-use crate::target::connection::{Connection, End};
+use crate::target::connection::{Connection, End, Refused};
+use crate::target::door::Door;
+use crate::target::link::{Earlier, Link};
 use crate::target::log_limit::{LogLimit, LogPermit};
 use crate::target::shared_memory_hint::hint_at_unshared_memory;
 use crate::target::{Export, Order, Target};
@@ -16,26 +18,26 @@ const RETRY_NS: u64 = 100_000_000;
 
 /// The result of waiting for a connection.
 enum Accepted {
-    Socket(UnixSocket),
+    Link(Link, Option<Earlier>),
     Quiesce,
     Stop,
 }
 
 impl Target {
     /// Serves connections until [`Target::stop`].
-    pub async fn serve(&self, listener: UnixListener) {
-        self.serve_all(listener, None).await;
+    pub async fn serve(&self, door: impl Into<Door>) {
+        self.serve_all(door.into(), None).await;
     }
 
     /// Takes over a disk that is quiesced in another process. The disk is then quiesced here, which
     /// completes [`Target::quiesce`]. After [`Target::resume`] it is served until [`Target::stop`].
     pub async fn take_over(&self, state: &DiskState, descriptors: Vec<OwnedFd>) {
         self.order.set(Order::Quiesce);
-        let (listener, connection) = match self.adopt(state, descriptors) {
+        let (door, connection) = match self.adopt(state, descriptors) {
             Ok(adopted) => adopted,
             Err(why) => return self.publish(Err(why)),
         };
-        let export = self.export(&listener, connection.as_ref());
+        let export = self.export(&door, connection.as_ref());
         let export = export.and_then(|export| {
             // The state to export from here must equal the imported one.
             let same = (export.0.capacity_sectors, &export.0.connection);
@@ -45,26 +47,30 @@ impl Target {
             }
         });
         match self.wait_quiesced(export).await {
-            Order::Serve => self.serve_all(listener, connection).await,
-            Order::Quiesce => self.serve_all(listener, None).await,
+            Order::Serve => self.serve_all(door, connection).await,
+            Order::Quiesce => {
+                connection.iter().for_each(|connection| connection.link.close());
+                self.serve_all(door, None).await;
+            }
             Order::Stop => {}
         }
     }
 
-    async fn serve_all(&self, listener: UnixListener, mut taken: Option<Connection<'_>>) {
+    async fn serve_all(&self, door: Door, mut taken: Option<Connection<'_>>) {
         loop {
             let connection = match taken.take() {
                 Some(connection) => connection,
-                None => match self.accept(&listener).await {
-                    Accepted::Socket(socket) => {
+                None => match self.accept(&door).await {
+                    Accepted::Link(link, earlier) => {
                         // Early memory was mapped for a front end that did not come.
                         drop(self.early.take());
-                        let connection = Connection::new(self, socket);
-                        connection.memory.account().bound();
-                        connection
+                        match self.begin(link, earlier) {
+                            Some(connection) => connection,
+                            None => continue,
+                        }
                     }
                     Accepted::Quiesce => {
-                        let export = self.export(&listener, None);
+                        let export = self.export(&door, None);
                         match self.wait_quiesced(export).await {
                             Order::Serve | Order::Quiesce => continue,
                             Order::Stop => return,
@@ -73,34 +79,55 @@ impl Target {
                     Accepted::Stop => return,
                 },
             };
-            if !self.serve_connection(&listener, connection).await {
+            if !self.serve_connection(&door, connection).await {
                 return;
             }
         }
     }
 
-    /// Serves a connection to its end. Returns false if the target is told to stop.
-    async fn serve_connection(
-        &self,
-        listener: &UnixListener,
-        mut connection: Connection<'_>,
-    ) -> bool {
-        let name = &*self.name;
-        let pid = connection.socket.peer_pid().unwrap_or(0);
-        if let Some(LogPermit { left_out }) = self.permit(&self.log_limits.connected) {
-            tracing::info!(disk = name, pid, left_out, "a front end has connected");
+    /// Begins with a connection; `None` if it cannot continue its session here.
+    fn begin(&self, link: Link, earlier: Option<Earlier>) -> Option<Connection<'_>> {
+        let (name, pid) = (&*self.name, link.pid());
+        let Some(earlier) = earlier else {
+            if let Some(LogPermit { left_out }) = self.permit(&self.log_limits.connected) {
+                tracing::info!(disk = name, pid, left_out, "a front end has connected");
+            }
+            let connection = Connection::new(self, link);
+            connection.memory.account().bound();
+            return Some(connection);
+        };
+        let mut connection = Connection::new(self, link);
+        match connection.recover(earlier) {
+            Ok(()) => {
+                tracing::info!(disk = name, pid, "a front end's connection continues here");
+                Some(connection)
+            }
+            Err(Refused(why)) => {
+                tracing::warn!(disk = name, pid, "a front end's connection cannot continue: {why}");
+                connection.link.close();
+                drop(connection);
+                drop_in_background(self.regions.take());
+                None
+            }
         }
+    }
+
+    /// Serves a connection to its end. Returns false if the target is told to stop.
+    async fn serve_connection(&self, door: &Door, mut connection: Connection<'_>) -> bool {
+        let name = &*self.name;
+        let pid = connection.link.pid();
         self.connected.set(true);
         let hint = hint_at_unshared_memory(&self.core, self.name.clone(), &self.stats);
         let end = loop {
             match connection.run().await {
                 End::Quiescing => {
                     connection.stop_rings(true).await;
-                    let export = self.export(listener, Some(&connection));
+                    let export = self.export(door, Some(&connection));
                     match self.wait_quiesced(export).await {
                         Order::Serve => {}
                         Order::Quiesce => break End::Quiescing,
-                        Order::Stop => break End::Stopped,
+                        // Another process may have it.
+                        Order::Stop => break End::Exported,
                     }
                 }
                 end => break end,
@@ -108,12 +135,15 @@ impl Target {
         };
         // Operations of this front end must not overlap with the next one's connection.
         connection.stop_rings(false).await;
+        if !matches!(end, End::Exported) {
+            connection.link.close();
+        }
         drop(connection);
         drop_in_background(self.regions.take());
         self.connected.set(false);
         drop(hint);
         match end {
-            End::Stopped => return false,
+            End::Stopped | End::Exported => return false,
             End::Gone => {
                 if let Some(LogPermit { left_out }) = self.permit(&self.log_limits.gone) {
                     tracing::info!(disk = name, pid, left_out, "the front end has gone");
@@ -153,16 +183,16 @@ impl Target {
         order
     }
 
-    async fn accept(&self, listener: &UnixListener) -> Accepted {
+    async fn accept(&self, door: &Door) -> Accepted {
         loop {
             let ordered = self.events.changed.wait_for(|| match self.order.get() {
                 Order::Serve => None,
                 Order::Quiesce => Some(Accepted::Quiesce),
                 Order::Stop => Some(Accepted::Stop),
             });
-            match race(ordered, listener.accept()).await {
+            match race(ordered, door.accept(&self.core)).await {
                 Either::First(order) => return order,
-                Either::Second(Ok(socket)) => return Accepted::Socket(socket),
+                Either::Second(Ok((link, earlier))) => return Accepted::Link(link, earlier),
                 Either::Second(Err(error)) => {
                     tracing::warn!(disk = &*self.name, "accepting a connection: {error}");
                     self.core.sleep_ns(RETRY_NS).await;

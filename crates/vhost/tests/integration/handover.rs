@@ -10,7 +10,7 @@ use proptest::prelude::*;
 
 use vhost::config::{Config, feature};
 use vhost::handover::{
-    ConnectionState, DiskState, HandoverError, InFlight, MirrorState, Role, SessionState,
+    ConnectionState, DiskState, HandoverError, InFlight, KeptState, MirrorState, Role, SessionState,
 };
 use vhost::message::{InflightInfo, LogInfo, RegionInfo, RingAddresses};
 use vhost::ring_state::{Kick, Ring, RingProgress, RingState};
@@ -111,6 +111,7 @@ fn disk() -> DiskState {
             partial_descriptors: 1,
             unsent: Vec::new(),
             unsent_descriptor: false,
+            kept: None,
         }),
     }
 }
@@ -360,8 +361,8 @@ fn invalid_documents_are_refused_with_their_reason() {
 
 #[test]
 fn unknown_repeated_and_missing_fields_are_refused() {
-    let unknown = edited(|b| b.extend([15, 0, 1, 0, 0, 0, 9]));
-    assert_eq!(DiskState::decode(&unknown), Err(HandoverError::UnknownField(15)));
+    let unknown = edited(|b| b.extend([16, 0, 1, 0, 0, 0, 9]));
+    assert_eq!(DiskState::decode(&unknown), Err(HandoverError::UnknownField(16)));
     let failed = edited(|b| b.extend([12, 0, 0, 0, 0, 0]));
     assert_eq!(DiskState::decode(&failed), Ok(DiskState { flush_failed: true, ..disk() }));
     let longer = edited(|b| b.extend([12, 0, 1, 0, 0, 0, 9]));
@@ -531,11 +532,22 @@ fn any_disk() -> impl Strategy<Value = DiskState> {
     let mirror = (0u32..64, any::<u64>())
         .prop_map(|(shift, bits)| MirrorState { granule_bytes: 1 << shift, bits });
     let unsent = (vec(any::<u8>(), 0..40), any::<bool>());
-    let connection = (session(), vec(any::<u8>(), 0..300), 0u16..=32, unsent).prop_map(
-        |(session, partial, partial_descriptors, (unsent, unsent_descriptor))| {
+    let counted = |session: &SessionState| (7..).take(session.roles().len()).collect();
+    let kept = option::of(any::<u32>());
+    let connection = (session(), vec(any::<u8>(), 0..300), 0u16..=32, unsent, kept).prop_map(
+        move |(session, partial, partial_descriptors, (unsent, unsent_descriptor), kept)| {
             let partial_descriptors = if partial.is_empty() { 0 } else { partial_descriptors };
             let unsent_descriptor = unsent_descriptor && !unsent.is_empty();
-            ConnectionState { session, partial, partial_descriptors, unsent, unsent_descriptor }
+            let kept = kept.map(|pid| KeptState { pid, numbers: counted(&session) });
+            let alone = kept.is_none();
+            ConnectionState {
+                session,
+                partial: if alone { partial } else { Vec::new() },
+                partial_descriptors: if alone { partial_descriptors } else { 0 },
+                unsent: if alone { unsent } else { Vec::new() },
+                unsent_descriptor: alone && unsent_descriptor,
+                kept,
+            }
         },
     );
     (

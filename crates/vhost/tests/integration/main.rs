@@ -7,6 +7,7 @@ mod forced;
 mod handover;
 mod hostile;
 mod in_force;
+mod kept;
 mod lost_memory;
 mod neighbours;
 mod removed_memory;

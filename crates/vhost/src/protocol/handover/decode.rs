@@ -4,7 +4,9 @@ use super::format::{
     DOCUMENT_BYTES_MAX, MAGIC, NUMBERS_MAX, PREFIX_BYTES, SUFFIX_BYTES, VERSION, ring_flag,
     session_flag, tag,
 };
-use super::{ConnectionState, DiskState, HandoverError, InFlight, MirrorState, Role, SessionState};
+use super::{
+    ConnectionState, DiskState, HandoverError, InFlight, KeptState, MirrorState, Role, SessionState,
+};
 use crate::bytes::Reader;
 use crate::protocol::message::{
     DESCRIPTORS_MAX, HEADER_BYTES, InflightInfo, LogInfo, MEMORY_REGIONS_MAX, PAYLOAD_BYTES_MAX,
@@ -52,7 +54,7 @@ impl DiskState {
             let length = fields.u32().ok_or(cut)? as usize;
             let mut contents = Reader::new(fields.take(length).ok_or(cut)?);
             let error = |reason| HandoverError::Field { field, reason };
-            if !(tag::DISK..=tag::IN_FLIGHT).contains(&field) {
+            if !(tag::DISK..=tag::KEPT).contains(&field) {
                 return Err(HandoverError::UnknownField(field));
             }
             if seen & 1 << field != 0 {
@@ -125,7 +127,14 @@ impl DiskState {
             return error(tag::IN_FLIGHT, "no in-flight region records it");
         }
         let Some(connection) = &self.connection else { return Ok(()) };
-        let ConnectionState { session, partial, partial_descriptors, .. } = connection;
+        let ConnectionState { session, partial, partial_descriptors, kept, .. } = connection;
+        if let Some(kept) = kept
+            && (kept.numbers.len() != session.roles().len()
+                || !partial.is_empty()
+                || !connection.unsent.is_empty())
+        {
+            return error(tag::KEPT, "not the numbers of the session's descriptors");
+        }
         if partial.len() >= HEADER_BYTES + PAYLOAD_BYTES_MAX
             || usize::from(*partial_descriptors) > DESCRIPTORS_MAX
             || (partial.is_empty() && *partial_descriptors != 0)
@@ -196,6 +205,13 @@ impl ConnectionState {
             tag::UNSENT => {
                 self.unsent_descriptor = contents.bool()?;
                 self.unsent = contents.rest().to_vec();
+            }
+            tag::KEPT => {
+                let mut kept = KeptState { pid: contents.u32()?, numbers: Vec::new() };
+                while !contents.is_empty() {
+                    kept.numbers.push(contents.u32()?);
+                }
+                self.kept = Some(kept);
             }
             _ => {
                 self.partial_descriptors = contents.u16()?;

@@ -50,6 +50,12 @@ impl DiskState {
         if let Some(InFlight { flushes }) = self.in_flight {
             fields.field(tag::IN_FLIGHT, |w| w.u8(u8::from(flushes)));
         }
+        if let Some(kept) = self.connection.as_ref().and_then(|known| known.kept.as_ref()) {
+            fields.field(tag::KEPT, |w| {
+                w.u32(kept.pid);
+                kept.numbers.iter().for_each(|number| w.u32(*number));
+            });
+        }
         document(&fields.0)
     }
 }

@@ -29,6 +29,7 @@ pub(super) mod tag {
     pub const FLUSH_FAILED: u16 = 12;
     pub const UNSENT: u16 = 13;
     pub const IN_FLIGHT: u16 = 14;
+    pub const KEPT: u16 = 15;
 }
 
 /// Flags of field [`tag::SESSION`].

@@ -29,5 +29,6 @@ pub(crate) use encode::document;
 pub use error::HandoverError;
 pub use format::{DOCUMENT_BYTES_MAX, NAME_BYTES_MAX, NUMBERS_MAX};
 pub use state::{
-    ConnectionState, DiskDescriptors, DiskState, InFlight, MirrorState, Role, SessionState,
+    ConnectionState, DiskDescriptors, DiskState, InFlight, KeptState, MirrorState, Role,
+    SessionState,
 };

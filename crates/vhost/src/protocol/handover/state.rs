@@ -129,6 +129,18 @@ pub struct ConnectionState {
     pub unsent: Vec<u8>,
     /// Whether a descriptor goes with the first byte of `unsent`.
     pub unsent_descriptor: bool,
+    /// If a launcher has the front end's socket, what it knows. Nothing is partial or unsent then.
+    pub kept: Option<KeptState>,
+}
+
+/// What a launcher knows of a connection whose socket it has.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct KeptState {
+    /// The front end's process id; 0 if it is not known.
+    pub pid: u32,
+    /// The launcher's numbers of the session's descriptors, in the order of
+    /// [`SessionState::roles`].
+    pub numbers: Vec<u32>,
 }
 
 /// A mirror that copies the disk elsewhere. Its bitmap is in shared memory.

@@ -39,6 +39,20 @@ impl Framer {
         Ok(framer)
     }
 
+    /// A message that has arrived whole, as bytes of a launcher's packet.
+    pub fn whole(
+        bytes: &[u8],
+        descriptors: Vec<OwnedFd>,
+    ) -> Result<(Message, Vec<OwnedFd>), Violation> {
+        let mut framer = Self::new();
+        let (header, payload) = bytes.split_at(bytes.len().min(HEADER_BYTES));
+        match framer.push(header, descriptors)? {
+            Some(done) if payload.is_empty() => Ok(done),
+            Some(_) => Err(Violation::BeyondMessage),
+            None => framer.push(payload, Vec::new())?.ok_or(Violation::Incomplete),
+        }
+    }
+
     /// The bytes and descriptors received so far of an incomplete message, to be carried elsewhere.
     pub fn into_parts(self) -> (Vec<u8>, Vec<OwnedFd>) {
         (self.bytes, self.descriptors)

@@ -30,6 +30,8 @@ pub enum Violation {
     TooManyDescriptors,
     /// More bytes than [`Framer::wanted`] said.
     BeyondMessage,
+    /// A part of a message where a whole one was expected.
+    Incomplete,
     /// The payload size does not match the request.
     PayloadSize {
         /// The request.
@@ -85,6 +87,7 @@ impl fmt::Display for Violation {
             Self::TooManyDescriptors => {
                 write!(f, "more than {DESCRIPTORS_MAX} descriptors with one message")
             }
+            Self::Incomplete => write!(f, "a message is incomplete"),
             Self::BeyondMessage => write!(f, "bytes beyond the end of the message"),
             Self::PayloadSize { request, found } => {
                 write!(f, "request {request}: payload of {found} bytes does not fit the request")

@@ -98,8 +98,7 @@ impl Connection<'_> {
 
     /// Sends a reply, as far as the front end's socket has room.
     fn reply(&mut self, reply: Reply) -> Result<(), Refused> {
-        self.unsent.push(reply.bytes, reply.fd);
-        let sent = self.unsent.send(&self.socket);
+        let sent = self.link.reply(reply);
         sent.map_err(|error| Refused::new("sending a reply", error))
     }
 

@@ -7,7 +7,7 @@ mod actions;
 mod rings;
 
 use std::future::pending;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::Arc;
 
 use reactor::{Either, UnixSocket, race};
@@ -16,13 +16,14 @@ use crate::memory::background::{self, drop_in_background};
 use crate::memory::dirty::DirtyLog;
 use crate::memory::{GuestMemory, account};
 use crate::protocol::config::SECTOR_BYTES;
-use crate::protocol::handover::{ConnectionState, Role};
+use crate::protocol::handover::{ConnectionState, DiskState, KeptState, Role};
+use crate::protocol::kept::Snapshot;
 use crate::protocol::message::{Framer, InflightInfo, MEMORY_REGIONS_MAX};
 use crate::protocol::ring_state::{RingProgress, RingState};
 use crate::protocol::session::{Action, Offer, Session};
 use crate::target::disk::config;
+use crate::target::link::{DirectLink, Earlier, Link};
 use crate::target::queue::{Command, RingEnd, RingHandle};
-use crate::target::unsent::Unsent;
 use crate::target::{Order, Target};
 
 /// Interval of checks whether `memory::background` has room, in nanoseconds. It is a thread, so
@@ -37,6 +38,8 @@ pub(super) enum End {
     Stopped,
     /// The disk is to be quiesced; the connection stays.
     Quiescing,
+    /// The disk is being stopped after it was exported.
+    Exported,
     /// The front end violated the protocol, or the system refused a request.
     Failed(String),
 }
@@ -73,10 +76,8 @@ enum Next {
 
 pub(super) struct Connection<'a> {
     target: &'a Target,
-    pub(super) socket: UnixSocket,
+    pub(super) link: Link,
     pub(super) session: Session,
-    framer: Framer,
-    pub(super) unsent: Unsent,
     pub(super) memory: Arc<GuestMemory>,
     inflight: Option<(InflightInfo, OwnedFd)>,
     log: Option<(Arc<DirtyLog>, OwnedFd)>,
@@ -91,19 +92,17 @@ pub(super) struct Connection<'a> {
 
 impl Drop for Connection<'_> {
     fn drop(&mut self) {
-        drop_in_background(self.framer.take_descriptors());
+        drop_in_background(self.link.take_descriptors());
         drop_in_background((self.inflight.take(), self.log.take()));
     }
 }
 
 impl<'a> Connection<'a> {
-    pub(super) fn new(target: &'a Target, socket: UnixSocket) -> Connection<'a> {
+    pub(super) fn new(target: &'a Target, link: Link) -> Connection<'a> {
         Connection {
             target,
-            socket,
+            link,
             session: Session::new(Connection::offer(target)),
-            framer: Framer::new(),
-            unsent: Unsent::default(),
             memory: target.early.take(),
             inflight: None,
             log: None,
@@ -140,8 +139,11 @@ impl<'a> Connection<'a> {
         let (session, actions) = imported.map_err(|error| bad(&error))?;
         self.target.write_cache.set(Some(session.announced_write_cache()));
         self.session = session;
-        self.framer =
+        let partial =
             Framer::from_parts(state.partial.clone(), partial).map_err(|error| bad(&error))?;
+        if let Link::Direct(direct) = &mut self.link {
+            direct.framer = partial;
+        }
         for action in actions {
             match action {
                 // After the disk is resumed.
@@ -156,13 +158,86 @@ impl<'a> Connection<'a> {
         Ok(())
     }
 
+    /// Continues the session of a process that has died.
+    pub(super) fn recover(&mut self, earlier: Earlier) -> Result<(), Refused> {
+        let bad = |error: &dyn std::fmt::Display| Refused::new("the session", error);
+        let state = DiskState::decode(&earlier.document).map_err(|error| bad(&error))?;
+        let connection = state.connection.ok_or_else(|| bad(&"it has no connection"))?;
+        let active = connection.session.rings.iter().any(|(_, progress)| progress.is_some());
+        if active && connection.session.inflight.is_none() {
+            return Err(bad(&"no in-flight region tells which requests are not done"));
+        }
+        self.target.take_size(state.capacity_sectors.saturating_mul(SECTOR_BYTES));
+        self.adopt(&connection, earlier.descriptors, Vec::new())?;
+        // The other process may have died before it told the front end of a new size.
+        self.target.events.resized.set(self.channel.is_some());
+        Ok(())
+    }
+
+    /// Commits the message that is done, if the launcher has the front end's socket.
+    fn commit(&mut self) -> Result<(), Refused> {
+        let is_done = matches!(&self.link, Link::Kept(kept) if kept.is_open());
+        if !is_done || self.session.is_waiting() {
+            return Ok(());
+        }
+        let snapshot = self.snapshot()?;
+        let Link::Kept(kept) = &mut self.link else { return Ok(()) };
+        let committed = kept.commit(snapshot);
+        committed.map_err(|error| Refused::new("answering the launcher", error))
+    }
+
+    /// The session as the launcher keeps it: without the positions of rings.
+    fn snapshot(&self) -> Result<Snapshot, Refused> {
+        let packed = self.session.packed();
+        let progress = |ring| RingProgress::from_base(self.session.ring(ring).base, packed, false);
+        let due = || Refused::new("the session", "a reply is due");
+        let session = self.session.export(progress).ok_or_else(due)?;
+        let roles = session.roles();
+        let state = DiskState {
+            name: self.target.options.name.clone(),
+            capacity_sectors: self.target.device.size_bytes() / SECTOR_BYTES,
+            connection: Some(ConnectionState { session, ..ConnectionState::default() }),
+            ..DiskState::default()
+        };
+        Ok(Snapshot { document: state.encode(), numbers: self.numbers(&roles)? })
+    }
+
+    /// The launcher's numbers of the session's descriptors.
+    fn numbers(&self, roles: &[Role]) -> Result<Vec<u32>, Refused> {
+        let Link::Kept(kept) = &self.link else { return Ok(Vec::new()) };
+        let number = |role: &Role| {
+            let number = self.raw(*role).and_then(|fd| kept.number(fd));
+            number.ok_or_else(|| Refused::new("the session", format!("no number of {role:?}")))
+        };
+        roles.iter().map(number).collect()
+    }
+
+    /// A descriptor of the session.
+    fn raw(&self, role: Role) -> Option<RawFd> {
+        let Role::Memory(nth) = role else {
+            return self.descriptor(role).map(|fd| fd.as_raw_fd());
+        };
+        let wanted = self.session.regions().get(usize::from(nth))?;
+        let regions = self.target.regions.borrow();
+        regions.iter().find(|(region, _)| region == wanted).map(|(_, fd)| fd.as_raw_fd())
+    }
+
     /// The state that another process needs, with all rings quiesced; `None` while a reply is due.
     pub(super) fn state(&self) -> Option<ConnectionState> {
         let progress = |ring: u16| self.rings[usize::from(ring)].progress.unwrap_or_default();
-        let (partial, descriptors) = self.framer.parts();
-        let (unsent, unsent_descriptor) = self.unsent.parts()?;
+        let (partial, descriptors) = self.link.partial();
+        let (unsent, unsent_descriptor) = self.link.unsent()?;
+        let session = self.session.export(progress)?;
+        let kept = match &self.link {
+            Link::Direct(_) => None,
+            Link::Kept(kept) => {
+                let numbers = self.numbers(&session.roles()).ok()?;
+                Some(KeptState { pid: kept.pid, numbers })
+            }
+        };
         Some(ConnectionState {
-            session: self.session.export(progress)?,
+            session,
+            kept,
             partial: partial.to_vec(),
             partial_descriptors: descriptors.len() as u16,
             unsent,
@@ -174,7 +249,7 @@ impl<'a> Connection<'a> {
     pub(super) fn descriptor(&self, role: Role) -> Option<BorrowedFd<'_>> {
         let ring = |ring: u16| self.rings.get(usize::from(ring));
         match role {
-            Role::Connection => Some(self.socket.as_fd()),
+            Role::Connection => Some(self.link.as_fd()),
             Role::Inflight => self.inflight.as_ref().map(|(_, fd)| fd.as_fd()),
             Role::Log => self.log.as_ref().map(|(_, fd)| fd.as_fd()),
             Role::LogSignal => self.log_signal.as_ref().map(AsFd::as_fd),
@@ -182,8 +257,8 @@ impl<'a> Connection<'a> {
             Role::Kick(nth) => ring(nth)?.kick.as_ref().map(AsFd::as_fd),
             Role::Call(nth) => ring(nth)?.call.as_ref().map(AsFd::as_fd),
             Role::Err(nth) => ring(nth)?.err.as_ref().map(AsFd::as_fd),
-            Role::Partial(nth) => self.framer.parts().1.get(usize::from(nth)).map(AsFd::as_fd),
-            Role::Unsent => self.unsent.parts()?.1.map(AsFd::as_fd),
+            Role::Partial(nth) => self.link.partial().1.get(usize::from(nth)).map(AsFd::as_fd),
+            Role::Unsent => self.link.unsent()?.1.map(AsFd::as_fd),
             Role::Listener | Role::Mirror | Role::Memory(_) => None,
         }
     }
@@ -228,7 +303,7 @@ impl<'a> Connection<'a> {
                     step
                 }
             };
-            if let Err(Refused(why)) = step {
+            if let Err(Refused(why)) = step.and_then(|()| self.commit()) {
                 return End::Failed(why);
             }
         }
@@ -236,9 +311,8 @@ impl<'a> Connection<'a> {
 
     /// The next event. A message that was sent before the last one was answered stays unread.
     async fn next(&mut self, received: &mut Vec<u8>) -> Next {
-        let Connection { target, socket, session, framer, unsent, holds, .. } = self;
+        let Connection { target, link, session, holds, .. } = self;
         let events = &target.events;
-        let sends = !unsent.is_empty();
         let waits = session.is_waiting();
         let event = events.changed.wait_for(|| {
             if let Some(ended) = events.ended.borrow_mut().pop_front() {
@@ -258,10 +332,17 @@ impl<'a> Connection<'a> {
             }
         });
         let transfer = async {
-            match (sends, waits) {
-                (true, _) => Next::Sent(unsent.all_sent(&target.core, socket).await),
-                (false, true) => pending().await,
-                (false, false) => Next::Received(socket.recv(received, framer.wanted()).await),
+            match link {
+                Link::Direct(direct) if !direct.unsent.is_empty() => {
+                    let DirectLink { socket, unsent, .. } = &mut **direct;
+                    Next::Sent(unsent.all_sent(&target.core, socket).await)
+                }
+                _ if waits => pending().await,
+                Link::Direct(direct) => {
+                    let most = direct.framer.wanted();
+                    Next::Received(direct.socket.recv(received, most).await)
+                }
+                Link::Kept(kept) => Next::Received(kept.receive(received).await),
             }
         };
         match race(event, transfer).await {
@@ -300,7 +381,7 @@ impl<'a> Connection<'a> {
 
     async fn message(&mut self, bytes: &[u8], fds: Vec<OwnedFd>) -> Result<(), Refused> {
         let bad = |violation| Refused::new("the front end's message", violation);
-        let Some((message, fds)) = self.framer.push(bytes, fds).map_err(bad)? else {
+        let Some((message, fds)) = self.link.message(bytes, fds).map_err(bad)? else {
             return Ok(());
         };
         let told = self.session.announced_write_cache();
@@ -323,6 +404,18 @@ impl<'a> Connection<'a> {
     fn resized(&mut self) {
         let sectors = self.target.device.size_bytes() / SECTOR_BYTES;
         self.each_ring(|connection| Command::Disk(connection.disk()));
+        // The next process must know what the guest knows. While a reply is due, the message's
+        // commit tells.
+        if let Link::Kept(kept) = &self.link
+            && !self.session.is_waiting()
+            && let Ok(snapshot) = self.snapshot()
+            && let Err(error) = kept.changed(snapshot)
+        {
+            tracing::warn!(
+                disk = &*self.target.name,
+                "telling the launcher of a new size: {error}"
+            );
+        }
         let Some(message) = self.session.set_capacity(sectors) else { return };
         let Some(channel) = &self.channel else { return };
         let why = match channel.try_send(&message, &[]) {

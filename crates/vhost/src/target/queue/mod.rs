@@ -355,7 +355,12 @@ impl Queue {
                     self.ring.log_all(log);
                 }
             }
-            Command::Call(call) => self.call = call,
+            Command::Call(call) => {
+                // A call at the old descriptor may have come too late, or from a process that has
+                // died.
+                call.iter().for_each(EventFd::signal);
+                self.call = call;
+            }
             Command::Err(err) => self.err = err,
             Command::Disk(disk) => self.disk = disk,
             Command::Fua(fua) => {
@@ -419,18 +424,28 @@ impl Queue {
     fn has_nothing(&self) -> bool {
         self.channel.in_flight() == 0
             && self.deferred.is_empty()
-            && (self.ring.answered() == 0 || self.ring.broken().is_some())
+            && (self.ring.broken().is_some()
+                || (self.ring.answered() == 0 && self.ring.resubmits() == 0))
     }
 
+    /// Whether the ring takes new requests.
+    fn takes_new(&self) -> bool {
+        self.enabled && !self.stopping
+    }
+
+    /// Requests of an earlier process are in flight: a ring that takes nothing new finishes them.
     fn pops(&self) -> bool {
-        self.enabled && !self.stopping && !self.abandoned && self.ring.broken().is_none()
+        let wanted = self.takes_new() || self.ring.resubmits() > 0;
+        wanted && !self.abandoned && self.ring.broken().is_none()
     }
 
     /// Pops a batch of requests and submits it as far as possible.
     #[inline]
     fn pop(&mut self) {
-        // Requests that an earlier process had begun come first, in batches of their own.
-        let again = if self.hold.is_some() { self.ring.resubmits() } else { 0 };
+        // Requests that an earlier process had begun come first, in batches of their own if they
+        // are held, or if nothing new is taken.
+        let alone = self.hold.is_some() || !self.takes_new();
+        let again = if alone { self.ring.resubmits() } else { 0 };
         let most = if again > 0 { again.min(TURN) } else { TURN };
         let popped = self.ring.pop(&self.memory, &self.disk, most, &mut self.tags);
         self.check_memory();

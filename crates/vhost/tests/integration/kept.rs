@@ -1,0 +1,283 @@
+//! A launcher keeps a front end's connection while the target behind it dies, at every message: see
+//! `vhost::kept`.
+//!
+//! A target dies here by `stop_now`: its rings pop, complete and record nothing more from one
+//! moment to the next, and the launcher hears nothing of it any more.
+#![allow(clippy::disallowed_methods, reason = "tests are not part of a node")]
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::PathBuf;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+
+use crate::common::{PATIENCE, Scratch, pattern, until};
+use bdev::Bdev;
+use frontend::{Disk, DiskOptions, Queue, Request, Status};
+use reactor::{
+    Class, Core, JoinHandle, RuntimeConfig, UnixListener, UnixPackets, UnixSocket, processors,
+};
+use vhost::kept::{FromNode, Keeper, PACKET_BYTES_MAX};
+use vhost::{Door, Target, TargetOptions};
+
+/// A target delays its requests, so that some are in flight at any time.
+const DEVICE: &str = "delay:all=0us..1ms|mem:4M";
+
+/// When the target dies, relative to a message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Point {
+    /// A part of the message has arrived.
+    Part,
+    /// It has not seen the message.
+    Before,
+    /// It has done what the message says, and has not committed.
+    Done,
+    /// It has committed, and the reply is not sent.
+    Committed,
+    /// The reply is sent.
+    Replied,
+}
+
+const POINTS: [Point; 5] =
+    [Point::Part, Point::Before, Point::Done, Point::Committed, Point::Replied];
+
+/// What a run counts.
+#[derive(Default)]
+struct Counts {
+    serves: AtomicUsize,
+    messages: AtomicUsize,
+    deaths: AtomicUsize,
+    again: AtomicU64,
+}
+
+/// A target with one connection.
+struct Life {
+    target: Rc<Target>,
+    serving: JoinHandle<()>,
+    packets: UnixPackets,
+    _door: OwnedFd,
+}
+
+impl Life {
+    fn begin(core: &Core, device: &Bdev, keeper: &Keeper) -> Life {
+        let options =
+            TargetOptions { name: "a".into(), serial: "a".into(), queues: 2, first_core: 0 };
+        let target = Target::new(core, device.clone(), options);
+        let (door, theirs) = UnixPackets::pair().unwrap();
+        let (ours, connection) = UnixPackets::pair().unwrap();
+        let packets = UnixPackets::from_fd(core, ours).unwrap();
+        for (bytes, descriptors) in keeper.opening() {
+            packets.try_send(&bytes, &descriptors).unwrap();
+        }
+        let door = UnixPackets::from_fd(core, door).unwrap();
+        door.try_send(&[0], &[connection.as_fd()]).unwrap();
+        let serves = target.clone();
+        let theirs = Door::from_fd(core, theirs).unwrap();
+        let serving = core.spawn(Class::Control, async move { serves.serve(theirs).await });
+        let door = door.as_fd().try_clone_to_owned().unwrap();
+        Life { target, serving, packets, _door: door }
+    }
+
+    /// Returns how many requests it had begun that an earlier one had begun, too.
+    async fn die(self) -> u64 {
+        let Life { target, serving, packets, .. } = self;
+        drop(packets);
+        target.stop_now();
+        serving.await;
+        target.settled().await;
+        target.stats().iter().map(|ring| ring.resubmitted.get()).sum()
+    }
+
+    /// The commit of the open message, before it is taken.
+    async fn commit(&self, keeper: &mut Keeper) -> (Vec<u8>, Vec<OwnedFd>) {
+        loop {
+            let (bytes, descriptors) = self.packets.recv(PACKET_BYTES_MAX).await.unwrap();
+            match FromNode::decode(&bytes) {
+                Some(FromNode::Commit { .. }) => return (bytes, descriptors),
+                Some(FromNode::State(_)) => drop(keeper.take(&bytes, descriptors).unwrap()),
+                other => panic!("the target sends {other:?}"),
+            }
+        }
+    }
+}
+
+/// Plays the launcher. The target dies at the message `fatal`, and then at every `every`-th.
+async fn keep(
+    core: Core,
+    socket: PathBuf,
+    point: Point,
+    fatal: usize,
+    every: usize,
+    counts: Arc<Counts>,
+) {
+    let device = Bdev::open(&core, DEVICE).await.unwrap();
+    let listener = UnixListener::bind(&core, &socket).unwrap();
+    counts.serves.store(1, Ordering::Release);
+    let socket: UnixSocket = listener.accept().await.unwrap();
+    let mut keeper = Keeper::new(7);
+    let mut life = Life::begin(&core, &device, &keeper);
+    let mut nth = 0;
+    let mut bytes = Vec::new();
+    macro_rules! dies {
+        ($at:expr) => {
+            if point == $at && nth >= fatal && (nth - fatal).is_multiple_of(every) {
+                counts.again.fetch_add(life.die().await, Ordering::AcqRel);
+                // Another program of the launcher, too.
+                let (state, own) = keeper.export();
+                let own = own.iter().map(|fd| fd.try_clone_to_owned().unwrap()).collect();
+                keeper = Keeper::import(state, own).unwrap();
+                life = Life::begin(&core, &device, &keeper);
+                counts.deaths.fetch_add(1, Ordering::AcqRel);
+            }
+        };
+    }
+    loop {
+        let mut pieces = 0;
+        while let Some(wanted) = keeper.wanted() {
+            bytes.clear();
+            let (count, descriptors) = socket.recv(&mut bytes, wanted.min(5)).await.unwrap();
+            if count == 0 {
+                life.packets.end();
+                let (bytes, _) = life.packets.recv(PACKET_BYTES_MAX).await.unwrap();
+                if matches!(FromNode::decode(&bytes), Some(FromNode::State(_))) {
+                    let (bytes, _) = life.packets.recv(PACKET_BYTES_MAX).await.unwrap();
+                    assert_eq!(FromNode::decode(&bytes), Some(FromNode::Close));
+                }
+                counts.again.fetch_add(life.die().await, Ordering::AcqRel);
+                counts.messages.store(nth, Ordering::Release);
+                return;
+            }
+            keeper.push(&bytes, descriptors).unwrap();
+            pieces += 1;
+            if pieces == 1 {
+                dies!(Point::Part);
+            }
+        }
+        dies!(Point::Before);
+        let (message, descriptors) = keeper.message().unwrap();
+        life.packets.try_send(&message, &descriptors).unwrap();
+        drop(descriptors);
+        let mut commit = life.commit(&mut keeper).await;
+        if point == Point::Done && nth >= fatal && (nth - fatal).is_multiple_of(every) {
+            dies!(Point::Done);
+            let (message, descriptors) = keeper.message().unwrap();
+            life.packets.try_send(&message, &descriptors).unwrap();
+            drop(descriptors);
+            commit = life.commit(&mut keeper).await;
+        }
+        keeper.take(&commit.0, commit.1).unwrap();
+        dies!(Point::Committed);
+        while let Some((bytes, descriptor)) = keeper.reply() {
+            let sent = socket.try_send(bytes, descriptor.as_slice()).unwrap();
+            keeper.sent(sent);
+        }
+        dies!(Point::Replied);
+        nth += 1;
+    }
+}
+
+/// Writes in flight while the rings are stopped and started.
+fn begin(queue: &mut Queue, round: u64) {
+    while let Some(slot) = queue.take() {
+        let offset = slot.index() as u64 * 4096;
+        queue.write_data(slot, 0, &pattern(offset + round, 4096));
+        queue.submit(slot, Request::Write { offset, len: 4096 });
+    }
+    queue.publish();
+}
+
+/// Waits for them: each is answered once.
+fn finish(queue: &mut Queue, first: u64, round: u64) {
+    let (mut done, mut slots) = (Vec::new(), 0);
+    while queue.in_flight() > 0 {
+        assert!(queue.wait(PATIENCE), "a request is lost");
+        done.clear();
+        queue.poll(&mut done).unwrap();
+        for completion in &done {
+            assert_eq!(completion.status, Status::Ok);
+            queue.give_back(completion.slot);
+            slots += 1;
+        }
+    }
+    assert_eq!(slots, queue.depth());
+    for block in 0..slots as u64 {
+        let mut bytes = vec![0; 4096];
+        assert_eq!(queue.read(first + block * 4096, &mut bytes).unwrap(), Status::Ok);
+        assert!(bytes == pattern(block * 4096 + round, 4096), "block {block}");
+    }
+}
+
+/// A front end's life: it connects, works, is paused, continues, is reset, works.
+fn live(options: DiskOptions, socket: &std::path::Path) {
+    let mut disk = Disk::connect(socket, options).unwrap();
+    for reset in 0..2 {
+        let mut queue = disk.take_queue(0);
+        for round in 0..2 {
+            begin(&mut queue, round + 2 * reset);
+            disk.stop().unwrap();
+            let in_flight = queue.in_flight();
+            disk.start().unwrap();
+            assert!(in_flight <= queue.depth());
+            finish(&mut queue, 0, round + 2 * reset);
+        }
+        if reset == 0 {
+            disk.reset(vec![queue]).unwrap();
+        }
+    }
+}
+
+fn run(point: Point, options: &DiskOptions, fatal: usize, every: usize) -> Arc<Counts> {
+    let dir = Scratch::new(&format!("kept-{point:?}-{}-{fatal}", options.packed));
+    let socket = dir.path("a.sock");
+    let config = RuntimeConfig {
+        processors: processors().into_iter().take(1).collect(),
+        memory: 64 << 20,
+        ..RuntimeConfig::default()
+    };
+    let counts = Arc::<Counts>::default();
+    let (there, counted) = (socket.clone(), counts.clone());
+    let core = std::thread::spawn(move || {
+        let main =
+            move |core: Core| keep(core, there.clone(), point, fatal, every, counted.clone());
+        reactor::run(&config, main).unwrap();
+    });
+    until("it serves", || counts.serves.load(Ordering::Acquire) == 1);
+    live(options.clone(), &socket);
+    core.join().expect("the core has panicked");
+    counts
+}
+
+fn options(packed: bool) -> DiskOptions {
+    DiskOptions { queues: 2, depth: 24, packed, ..DiskOptions::default() }
+}
+
+#[test]
+fn a_target_may_die_at_any_message() {
+    for packed in [false, true] {
+        let messages =
+            run(Point::Before, &options(packed), usize::MAX, 1).messages.load(Ordering::Acquire);
+        assert!(messages > 50, "{messages} messages");
+        let mut again = 0;
+        for (nth, point) in POINTS.into_iter().enumerate() {
+            // A third of them; `MILLRACE_ALL_KILLS=1` asks for all.
+            let all = std::env::var_os("MILLRACE_ALL_KILLS").is_some();
+            for fatal in (nth % 3..messages).step_by(if all { 1 } else { 3 }) {
+                let counts = run(point, &options(packed), fatal, usize::MAX);
+                assert_eq!(counts.deaths.load(Ordering::Acquire), 1, "{point:?} {fatal}");
+                again += counts.again.load(Ordering::Acquire);
+            }
+        }
+        assert!(again > 10, "packed={packed}: {again} requests were in flight at all deaths");
+    }
+}
+
+#[test]
+fn a_target_may_die_at_every_message() {
+    for packed in [false, true] {
+        for point in POINTS {
+            let counts = run(point, &options(packed), 0, 1);
+            let messages = counts.messages.load(Ordering::Acquire);
+            assert!(counts.deaths.load(Ordering::Acquire) >= messages, "{point:?}");
+        }
+    }
+}
