@@ -87,7 +87,7 @@ impl Node {
             let listener = listen(spec).ok_or_else(|| failed("somebody listens".to_owned()))?;
             let listener = UnixListener::from_fd(&again, listener);
             let listener = listener.map_err(|error| failed(error.to_string()))?;
-            Ok(Ready { device, listener, write_cache: None })
+            Ok(Ready { device, door: listener.into(), write_cache: None })
         };
         core.spawn(Class::Control, follow(node.disks.clone(), core.clone(), before, open));
         Ok(node)

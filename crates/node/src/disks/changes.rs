@@ -4,13 +4,10 @@ use std::rc::Rc;
 
 use reactor::{Class, Core, timeout};
 
-use super::{Absent, Disk, Disks, STOP_NS, Serving, ends};
+use super::{Absent, DISKS_MAX, Disk, Disks, STOP_NS, Serving, ends};
 use crate::disks::spec::{self, DiskSpec};
 use crate::error::{Error, Kind};
 use crate::size::Size;
-
-/// Maximum number of disks.
-const DISKS_MAX: usize = 1024;
 
 /// How often a detached disk is polled whose requests wait for the predecessor, in nanoseconds.
 const HOLDS_NS: u64 = 1_000_000;

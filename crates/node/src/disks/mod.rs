@@ -29,6 +29,8 @@ use crate::disks::resources::{Ready, Resources};
 use crate::disks::spec::DiskSpec;
 use crate::error::{Error, Kind};
 
+/// Maximum number of disks.
+pub(crate) const DISKS_MAX: usize = 1024;
 /// How long devices may take when the node ends, in nanoseconds.
 const STOP_NS: u64 = 5_000_000_000;
 
@@ -203,14 +205,14 @@ impl Disks {
     /// Serves an open disk.
     fn begin(&self, core: &Core, spec: &DiskSpec, ready: Ready) -> Serving {
         let name = &spec.name;
-        let Ready { device, listener, write_cache } = ready;
+        let Ready { device, door, write_cache } = ready;
         let options = options(spec, self.begun.replace(self.begun.get() + 1));
         tracing::info!(disk = %name, uri = %spec.uri, socket = %spec.socket.display(), "serving a disk");
         let target = Target::new(core, device, options);
         self.remember(spec, &target, write_cache);
         let serving = {
             let target = target.clone();
-            core.spawn(Class::Control, async move { target.serve(listener).await })
+            core.spawn(Class::Control, async move { target.serve(door).await })
         };
         Serving { target, serving }
     }

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use crate::disks::spec::DiskSpec;
 
 /// The version of the protocol between a node and its launcher.
-pub(crate) const VERSION: u32 = 1;
+pub(crate) const VERSION: u32 = 2;
 
 /// A request of a confined node to its launcher.
 #[derive(Debug, Serialize, Deserialize)]
@@ -20,7 +20,7 @@ pub(crate) enum ToLauncher {
     Begin { version: u32 },
     /// The named disks: a list of [`Named`].
     Disks,
-    /// A disk's image and its listening socket: [`Opened`].
+    /// A disk's image, and the packet socket on which its connections come: [`Opened`].
     Open { name: String },
     /// Remove the name of a disk's socket.
     Close { name: String },

@@ -6,13 +6,13 @@
 //! [`LocalResources`], on which the launcher works too.
 
 use std::future::Future;
-use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::pin::Pin;
 use std::rc::Rc;
 
 use bdev::{Bdev, ErrorKind, Parts};
 use reactor::{Core, UnixListener};
+use vhost::Door;
 
 use crate::disks::protocol::{Named, Opened, ToLauncher};
 use crate::disks::spec::DiskSpec;
@@ -24,7 +24,7 @@ use crate::patience::{Exclusive, Patience, patiently};
 /// A disk that is ready to be served.
 pub(crate) struct Ready {
     pub device: Bdev,
-    pub listener: UnixListener,
+    pub door: Door,
     pub write_cache: Option<bool>,
 }
 
@@ -93,21 +93,23 @@ impl LocalResources {
         }
     }
 
-    /// Opens a disk's device, for another process, and its socket. Suspends.
-    pub async fn parts(&self, spec: &DiskSpec) -> Result<(Parts, OwnedFd), Error> {
+    /// Opens a disk's device, for another process. Suspends.
+    pub async fn parts(&self, spec: &DiskSpec) -> Result<Parts, Error> {
         let core = &self.core;
-        let (parts, listener) =
-            open(core, spec, async || Parts::open(core, &spec.uri).await).await?;
-        let own = listener.as_fd().try_clone_to_owned();
-        Ok((parts, own.map_err(|error| system(format!("disk {}: {error}", spec.name)))?))
+        open(core, spec, async || Parts::open(core, &spec.uri).await).await
+    }
+
+    /// Listens at a disk's socket. Suspends.
+    pub async fn listen(&self, spec: &DiskSpec) -> Result<UnixListener, Error> {
+        listen(&self.core, spec).await
     }
 
     /// Opens a disk for this process. Suspends.
     async fn open(&self, spec: &DiskSpec) -> Result<Ready, Error> {
         let core = &self.core;
-        let (device, listener) =
-            open(core, spec, async || Bdev::open(core, &spec.uri).await).await?;
-        Ok(Ready { device, listener, write_cache: self.write_cache(&spec.socket) })
+        let device = open(core, spec, async || Bdev::open(core, &spec.uri).await).await?;
+        let door = listen(core, spec).await?.into();
+        Ok(Ready { device, door, write_cache: self.write_cache(&spec.socket) })
     }
 }
 
@@ -115,13 +117,12 @@ fn system(what: impl Into<String>) -> Error {
     Error::new(Kind::System, what)
 }
 
-/// Opens a disk, and listens at its socket. A process that has just been killed may hold either for
-/// a moment.
+/// Opens a disk's device. A process that has just been killed may hold it for a moment.
 async fn open<T>(
     core: &Core,
     spec: &DiskSpec,
     open: impl AsyncFn() -> Result<T, bdev::Error>,
-) -> Result<(T, UnixListener), Error> {
+) -> Result<T, Error> {
     let name = &spec.name;
     let image = match bdev::image_of(&spec.uri) {
         Some(path) => Exclusive::File(path),
@@ -130,16 +131,20 @@ async fn open<T>(
     let image = Patience::with(image);
     let busy = |error: &bdev::Error| error.kind() == ErrorKind::Busy && image.lasts(core);
     let opened = patiently(core, busy, open).await;
-    let opened = opened.map_err(|error| system(format!("disk {name}: {error}")))?;
+    opened.map_err(|error| system(format!("disk {name}: {error}")))
+}
+
+/// Listens at a disk's socket, which a process that has just been killed may hold, too.
+async fn listen(core: &Core, spec: &DiskSpec) -> Result<UnixListener, Error> {
+    let name = &spec.name;
     let socket = Patience::with(Exclusive::Socket(spec.socket.clone()));
     let in_use = |error: &std::io::Error| {
         error.kind() == std::io::ErrorKind::AddrInUse && socket.lasts(core)
     };
     let listener = patiently(core, in_use, async || UnixListener::bind(core, &spec.socket)).await;
-    let listener = listener.map_err(|error| {
+    listener.map_err(|error| {
         system(format!("disk {name}: cannot listen on {}: {error}", spec.socket.display()))
-    })?;
-    Ok((opened, listener))
+    })
 }
 
 /// The resources of a node, opened here or by its launcher.
@@ -195,12 +200,11 @@ impl Resources {
         let Opened { holes, write_cache } = answer.read()?;
         let mut descriptors = answer.descriptors;
         let failed = |why: String| system(format!("disk {}: {why}", spec.name));
-        let listener = descriptors.pop().ok_or_else(|| failed("no socket came".to_owned()))?;
-        let listener = UnixListener::from_fd(core, listener);
-        let listener = listener.map_err(|error| failed(error.to_string()))?;
+        let door = descriptors.pop().ok_or_else(|| failed("no socket came".to_owned()))?;
+        let door = Door::from_fd(core, door).map_err(|error| failed(error.to_string()))?;
         let device = Bdev::take(core, &spec.uri, Parts { descriptors, holes }).await;
         let device = device.map_err(|error| failed(error.to_string()))?;
-        Ok(Ready { device, listener, write_cache })
+        Ok(Ready { device, door, write_cache })
     }
 
     /// Removes the name of a disk's socket.

@@ -3,12 +3,13 @@
 use std::os::fd::OwnedFd;
 use std::rc::Rc;
 
+use bdev::Parts;
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use reactor::{Class, timeout};
-use serde::{Deserialize, Serialize};
 
 use super::Launcher;
 use super::child::Child;
+use super::front_door::FrontDoor;
 use super::operators::Order;
 use crate::disks::protocol::{Hello, Named, Opened, ToLauncher, VERSION};
 use crate::disks::resources::remove;
@@ -22,11 +23,13 @@ const END_NS: u64 = 1_000_000_000;
 /// those that its predecessor has lost.
 const OPENING_MAX: usize = 64;
 
-/// A disk that a node has.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+/// A disk that a node has, or had when it died.
 pub(super) struct OpenDisk {
     pub(super) spec: DiskSpec,
     pub(super) holes: Option<bool>,
+    /// The descriptors of its device, if that is memory: it outlives the node.
+    pub(super) memory: Vec<OwnedFd>,
+    pub(super) door: Rc<FrontDoor>,
 }
 
 impl Launcher {
@@ -113,17 +116,12 @@ impl Launcher {
             }
             ToLauncher::Open { name } => {
                 let spec = self.named(&name)?;
-                let (parts, socket) = self.resources.parts(&spec).await?;
-                let write_cache = self.resources.write_cache(&spec.socket);
-                let (text, _) = json_answer(&Opened { holes: parts.holes, write_cache })?;
-                self.open.borrow_mut().insert(name, OpenDisk { spec, holes: parts.holes });
-                let mut descriptors = parts.descriptors;
-                descriptors.push(socket);
-                Ok((text, descriptors))
+                self.open_disk(&spec).await
             }
             ToLauncher::Close { name } => {
                 let closed = self.open.borrow_mut().remove(&name);
                 if let Some(open) = closed {
+                    open.door.close();
                     remove(&open.spec.socket);
                 }
                 json_answer(&())
@@ -159,6 +157,43 @@ impl Launcher {
         }
     }
 
+    /// Opens a disk for a node, or gives it the disk of a node that has died.
+    async fn open_disk(&self, spec: &DiskSpec) -> Result<(Vec<u8>, Vec<OwnedFd>), Error> {
+        let failed = |error: std::io::Error| {
+            Error::new(Kind::System, format!("disk {}: {error}", spec.name))
+        };
+        let known = || match self.open.borrow().get(&spec.name) {
+            Some(open) if open.spec == *spec => {
+                Some((open.door.clone(), copies(&open.memory), open.holes))
+            }
+            _ => None,
+        };
+        let parts = match known() {
+            Some((_, memory, holes)) if !memory.as_ref().is_ok_and(Vec::is_empty) => {
+                Parts { descriptors: memory.map_err(failed)?, holes }
+            }
+            _ => self.resources.parts(spec).await?,
+        };
+        let door = match known() {
+            Some((door, ..)) => door,
+            None => FrontDoor::new(&self.core, &spec.name, self.resources.listen(spec).await?),
+        };
+        let is_memory = bdev::image_of(&spec.uri).is_none();
+        let memory =
+            if is_memory { copies(&parts.descriptors).map_err(failed)? } else { Vec::new() };
+        let write_cache = self.resources.write_cache(&spec.socket);
+        let holes = parts.holes;
+        let (text, _) = json_answer(&Opened { holes, write_cache })?;
+        let mut descriptors = parts.descriptors;
+        descriptors.push(door.attach().map_err(failed)?);
+        let open = OpenDisk { spec: spec.clone(), holes, memory, door };
+        let before = self.open.borrow_mut().insert(spec.name.clone(), open);
+        if let Some(before) = before.filter(|before| before.spec != *spec) {
+            before.door.close();
+        }
+        Ok((text, descriptors))
+    }
+
     /// A disk that an operator has named.
     fn named(&self, name: &str) -> Result<DiskSpec, Error> {
         for order in self.orders.borrow().iter() {
@@ -171,6 +206,10 @@ impl Launcher {
         let known = all.find(|Named { spec, .. }| spec.name == name);
         known.map(|named| named.spec).ok_or_else(|| unasked(name, "opened"))
     }
+}
+
+fn copies(descriptors: &[OwnedFd]) -> std::io::Result<Vec<OwnedFd>> {
+    descriptors.iter().map(OwnedFd::try_clone).collect()
 }
 
 fn unasked(name: &str, done: &str) -> Error {

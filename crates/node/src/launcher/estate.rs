@@ -17,9 +17,12 @@ use serde::{Deserialize, Serialize};
 
 use super::answers::OpenDisk;
 use super::child::{Child, spawn};
+use super::front_door::{DoorState, FrontDoor};
 use super::{Launcher, system};
 use crate::config::Config;
+use crate::disks::DISKS_MAX;
 use crate::disks::resources::LocalResources;
+use crate::disks::spec::DiskSpec;
 use crate::disks::state::State;
 use crate::error::{Error, Kind};
 use crate::ipc::frames::{Frames, Limits};
@@ -30,9 +33,12 @@ use crate::upgrade::own_program;
 /// Tells a launcher that it continues with a running node; the estate comes on its standard input.
 pub(crate) const RENEWED: &str = "MILLRACE_LAUNCHER_RENEWED";
 /// The version of the estate.
-const ESTATE_VERSION: u32 = 1;
-/// Descriptors of the estate: the text, the channel, the lock, the admin socket.
-const ESTATE_DESCRIPTORS: usize = 4;
+const ESTATE_VERSION: u32 = 2;
+/// Most descriptors of the estate: the text, the channel, the lock, the admin socket, one for each
+/// disk.
+const ESTATE_DESCRIPTORS: usize = 4 + DISKS_MAX;
+/// Most descriptors of a disk.
+const DISK_DESCRIPTORS: usize = 4 + bdev::DESCRIPTORS_MAX + 2 * vhost::kept::LIVE_MAX;
 
 /// What a launcher starts with.
 pub(super) struct Beginning {
@@ -45,14 +51,25 @@ pub(super) struct Beginning {
 }
 
 /// What a launcher passes to the program that replaces it, beside descriptors: the channel to the
-/// node, the state directory's lock, the admin socket.
+/// node, the state directory's lock, the admin socket, and for each disk a socket on which its own
+/// descriptors wait: one message has no room for all of them.
 #[derive(Debug, Serialize, Deserialize)]
 struct Estate {
     version: u32,
     node: i32,
     admin: Option<PathBuf>,
     locked: bool,
-    open: Vec<OpenDisk>,
+    open: Vec<DiskText>,
+}
+
+/// A disk of the estate.
+#[derive(Debug, Serialize, Deserialize)]
+struct DiskText {
+    spec: DiskSpec,
+    holes: Option<bool>,
+    /// The number of descriptors of its device.
+    memory: usize,
+    door: DoorState,
 }
 
 impl Beginning {
@@ -102,7 +119,17 @@ impl Beginning {
             None => None,
         };
         let resources = LocalResources::new(core, &config.disks, state);
-        let open = estate.open.into_iter().map(|open| (open.spec.name.clone(), open)).collect();
+        let mut open = BTreeMap::new();
+        for DiskText { spec, holes, memory, door } in estate.open {
+            let limits = Limits { body_bytes: 0, descriptors: DISK_DESCRIPTORS };
+            let frames = Frames::from_fd(core, next()?, limits).map_err(|error| broken(&error))?;
+            let frame = frames.receive().await.map_err(|why| broken(&why))?;
+            let mut memory_fds = frame.descriptors;
+            let rest = memory_fds.split_off(memory.min(memory_fds.len()));
+            let door = FrontDoor::import(core, &spec.name, door, rest);
+            let door = door.map_err(|error| broken(&error))?;
+            open.insert(spec.name.clone(), OpenDisk { spec, holes, memory: memory_fds, door });
+        }
         Ok(Beginning { resources, admin, open, node: Rc::new(node), changed })
     }
 }
@@ -114,12 +141,32 @@ impl Launcher {
             let failed = |error: std::io::Error| error.to_string();
             let lock =
                 self.resources.state().map(State::lock).transpose().map_err(failed)?.flatten();
+            let (mut disks, mut sockets) = (Vec::new(), Vec::new());
+            for open in self.open.borrow().values() {
+                let OpenDisk { spec, holes, memory, door } = open;
+                let (state, own) = door.export().map_err(failed)?;
+                let copies: std::io::Result<Vec<_>> =
+                    memory.iter().map(OwnedFd::try_clone).collect();
+                let mut descriptors = copies.map_err(failed)?;
+                descriptors.extend(own);
+                let (spec, holes, memory) = (spec.clone(), *holes, memory.len());
+                disks.push((DiskText { spec, holes, memory, door: state }, descriptors));
+            }
+            let mut open = Vec::new();
+            for (text, descriptors) in disks {
+                let (ours, theirs) = UnixStream::pair().map_err(failed)?;
+                let limits = Limits { body_bytes: 0, descriptors: 0 };
+                let frames = Frames::from_fd(&self.core, ours.into(), limits).map_err(failed)?;
+                frames.send(1, &[], &descriptors).await?;
+                sockets.push(OwnedFd::from(theirs));
+                open.push(text);
+            }
             let estate = Estate {
                 version: ESTATE_VERSION,
                 node: node.pid.as_raw(),
                 admin: self.admin.clone(),
                 locked: lock.is_some(),
-                open: self.open.borrow().values().cloned().collect(),
+                open,
             };
             let text = serde_json::to_vec(&estate).map_err(|error| error.to_string())?;
             let memory =
@@ -132,6 +179,7 @@ impl Launcher {
             if let Some(door) = &self.door {
                 descriptors.push(door.try_clone().map_err(failed)?);
             }
+            descriptors.extend(sockets);
             let (ours, theirs) = UnixStream::pair().map_err(failed)?;
             let limits = Limits { body_bytes: 0, descriptors: 0 };
             let frames = Frames::from_fd(&self.core, ours.into(), limits).map_err(failed)?;
@@ -139,10 +187,15 @@ impl Launcher {
             nix::unistd::dup2_stdin(&theirs).map_err(|error| error.to_string())?;
             Ok::<_, String>(frames)
         };
+        // Nothing is moved any more that the next program would miss.
+        self.each_door(|door| door.freeze());
         // The message stays in the socket; this end must stay open until it has been read.
         let _frames = match prepared.await {
             Ok(frames) => frames,
-            Err(why) => return why,
+            Err(why) => {
+                self.each_door(FrontDoor::thaw);
+                return why;
+            }
         };
         let mut arguments = Vec::new();
         let mut variables = vec![format!("{RENEWED}=1").into_bytes()];
@@ -155,6 +208,7 @@ impl Launcher {
         let (Ok(path), Ok(arguments), Ok(variables)) =
             (CString::new(program.as_os_str().as_bytes()), texts(arguments), texts(variables))
         else {
+            self.each_door(FrontDoor::thaw);
             return "a text contains a zero byte".to_owned();
         };
         // The core's thread is pinned to one processor, and becomes the whole process.
@@ -165,6 +219,11 @@ impl Launcher {
         }
         self.log.flush(LOG_PATIENCE);
         let Err(error) = execve(&path, &arguments, &variables);
+        self.each_door(FrontDoor::thaw);
         error.to_string()
+    }
+
+    fn each_door(&self, with: impl Fn(&Rc<FrontDoor>)) {
+        self.open.borrow().values().for_each(|open| with(&open.door));
     }
 }

@@ -20,25 +20,31 @@
 //!    has named it: on the command line, in the configuration file, in the state directory, or in a
 //!    request of the admin socket that is being run at this moment. Only such a request changes the
 //!    state directory.
-//! 2. It parses nothing that a guest has written, and its cores read no guest's memory.
+//! 2. It parses nothing that a guest has written, and its cores read no guest's memory. Of a front
+//!    end's message it knows the length.
 //! 3. The node ends with the launcher, also when the launcher is killed: the kernel then kills the
-//!    node, and a node whose socket is closed ends. The launcher ends with the node, with its exit
-//!    code.
-//! 4. It keeps no image open: the node that has an image holds its lock.
+//!    node, and a node whose socket is closed ends. The launcher ends with a node that ends by
+//!    itself, with its exit code. When a signal ends a node that has served, the launcher starts it
+//!    again, with the front ends' connections (`front_door`), the memory of `mem:` disks, and
+//!    nothing else of it.
+//! 4. It keeps no image open: the node that has an image holds its lock. So a node's image is free
+//!    when the last operation of the one before it has ended.
 //! 5. Its process id stays the same over upgrades. When the predecessor has ended, the launcher
 //!    replaces its own program by the new one, too (`execve`), and passes its descriptors to it.
 //!    Until the new program resumes, the node sends nothing, and does not end with the launcher's
 //!    threads.
 
 //!
-//! The launcher answers its node (`answers`), runs operators' requests (`operators`) and upgrades
-//! (`upgrade`, `estate`); all of these are parts of one object, [`Launcher`], so they refer to each
-//! other. It uses the rooms `ipc`, `disks` and `upgrade`, and `admin` and `start`.
+//! The launcher answers its node (`answers`), serves front ends (`front_door`), runs operators'
+//! requests (`operators`) and upgrades (`upgrade`, `estate`); all of these are parts of one object,
+//! [`Launcher`], so they refer to each other. It uses the rooms `ipc`, `disks` and `upgrade`, and
+//! `admin` and `start`.
 
 mod answers;
 mod child;
 pub(crate) mod confine;
 mod estate;
+mod front_door;
 mod operators;
 #[cfg(test)]
 mod tests;
@@ -58,7 +64,7 @@ use reactor::log::{Log, LogFile};
 use reactor::{Class, Core, DriverKind, Either, Event, PollMode, RuntimeConfig, race, timeout};
 
 use self::answers::OpenDisk;
-use self::child::Child;
+use self::child::{Child, spawn};
 pub(crate) use self::child::{SAID_BYTES_MAX, VARIABLE};
 use self::estate::Beginning;
 pub(crate) use self::estate::RENEWED;
@@ -71,10 +77,18 @@ use crate::error::{Error, Kind};
 use crate::launcher::to_node::ToNode;
 use crate::log::LOG_PATIENCE;
 use crate::process::use_huge_pages;
-use crate::upgrade::upgraded;
+use crate::upgrade::{own_program, upgraded};
 
 /// Memory for buffers of the launcher's core.
 const MEMORY_BYTES: usize = 4 << 20;
+/// A node that dies earlier than this after its start dies soon.
+const SOON_NS: u64 = 1_000_000_000;
+/// How many nodes may die soon, one after the other, before the launcher ends, too; the first of
+/// them that is started after a pause; the first pause, which then doubles, and the longest.
+const DEATHS_MAX: u32 = 10;
+const DEATHS_WITHOUT_PAUSE: u32 = 3;
+const PAUSE_NS: u64 = 100_000_000;
+const PAUSE_MAX_NS: u64 = 3_000_000_000;
 /// How often the log file's name is checked.
 const LOG_POLL_NS: u64 = 1_000_000_000;
 
@@ -140,6 +154,8 @@ struct Launcher {
     open: RefCell<BTreeMap<String, OpenDisk>>,
     /// The node that serves, or is to serve.
     current: RefCell<Rc<Child>>,
+    /// A node has served.
+    has_served: Cell<bool>,
     upgrading: Cell<bool>,
     /// The number of upgrades that wait for the one before them.
     waiting: Cell<usize>,
@@ -173,6 +189,7 @@ impl Launcher {
             orders: RefCell::default(),
             open: RefCell::new(open),
             current: RefCell::new(node.clone()),
+            has_served: Cell::new(node.is_serving()),
             upgrading: Cell::new(false),
             waiting: Cell::new(0),
             stopping: Cell::new(false),
@@ -202,11 +219,20 @@ impl Launcher {
         Ok(launcher)
     }
 
-    /// Returns when the serving node has ended, with the exit code.
+    /// Returns when the serving node has ended and is not started again, with the exit code.
     async fn until_the_end(self: Rc<Self>) -> Result<i32, Error> {
-        // A node that has handed over may wait for a device, long after its successor has ended.
-        let ended = || self.current.borrow().ended().filter(|_| !self.upgrading.get());
-        let status = self.changed.wait_for(ended).await;
+        let (mut deaths, mut began_ns) = (0, self.core.now_ns());
+        let status = loop {
+            // A node that has handed over may wait for a device, long after its successor has
+            // ended.
+            let ended = || self.current.borrow().ended().filter(|_| !self.upgrading.get());
+            let status = self.changed.wait_for(ended).await;
+            deaths = if self.core.now_ns() < began_ns + SOON_NS { deaths + 1 } else { 1 };
+            if !self.starts_again(status, deaths).await {
+                break status;
+            }
+            began_ns = self.core.now_ns();
+        };
         let left = self.open.take();
         left.values().for_each(|open| remove(&open.spec.socket));
         if let Some(path) = &self.admin {
@@ -220,6 +246,54 @@ impl Launcher {
             }
             _ => 1,
         })
+    }
+
+    /// Starts a node again that a signal has ended. Returns false if that is not wanted, or not
+    /// possible.
+    async fn starts_again(self: &Rc<Self>, status: WaitStatus, deaths: u32) -> bool {
+        let WaitStatus::Signaled(_, signal, _) = status else { return false };
+        self.has_served.set(self.has_served.get() || self.current.borrow().is_serving());
+        if self.stopping.get() || !self.has_served.get() {
+            return false;
+        }
+        let signal = signal as i32;
+        if deaths > DEATHS_MAX {
+            tracing::error!(
+                signal,
+                "the node was ended by a signal {deaths} times, each time soon after its start: giving up"
+            );
+            return false;
+        }
+        let ns = match deaths.checked_sub(DEATHS_WITHOUT_PAUSE + 1) {
+            None => 0,
+            Some(nth) => (PAUSE_NS << nth).min(PAUSE_MAX_NS),
+        };
+        tracing::error!(
+            signal,
+            deaths,
+            pause_ms = ns / 1_000_000,
+            "the node was ended by a signal: starting it again"
+        );
+        let stopping = self.changed.wait_until(|| self.stopping.get());
+        if ns > 0 && timeout(&self.core, ns, stopping).await.is_ok() {
+            return false;
+        }
+        let program = own_program().map_err(|error| error.to_string());
+        let node = match program {
+            Ok(program) => spawn(&self.core, &program, None, &self.changed).await,
+            Err(why) => Err(why),
+        };
+        match node {
+            Ok(node) => {
+                self.attend(&node);
+                self.make_current(&node);
+                true
+            }
+            Err(why) => {
+                tracing::error!("cannot start the node again: {why}");
+                false
+            }
+        }
     }
 
     /// Passes signals on: the first asks the node to end, the second ends all processes.

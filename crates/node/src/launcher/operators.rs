@@ -42,6 +42,9 @@ pub(super) enum Order {
 impl Launcher {
     /// Lets the node run a request of the admin socket.
     pub(super) async fn relay(&self, request: Request) -> Result<String, Error> {
+        // A node that has died is about to be started again.
+        let there = self.changed.wait_until(|| !self.current.borrow().has_ended());
+        let _ = timeout(&self.core, LOOK_NS, there).await;
         let node = self.current.borrow().clone();
         let run = ToNode::Run { request };
         let mut asked = pin!(node.channel.ask(&run, &[]));

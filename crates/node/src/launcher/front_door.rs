@@ -1,0 +1,427 @@
+//! Where the front ends of a disk come in. The launcher listens for them and has their sockets, so
+//! that a connection outlives the node behind it: see [`vhost::kept`].
+//!
+//! 1. [`FrontDoor::attach`] gives a node the disk: it gets a packet socket, the *door*, on which
+//!    each packet brings one connection. A connection is one more packet socket. Both travel with
+//!    the disk when a node hands it over, and the launcher does not notice.
+//! 2. One task accepts a connection when the one before it has ended in the node, too. Then it
+//!    moves messages one way, commits and replies the other way, as [`Keeper`] says.
+//! 3. A node that dies closes its ends. The connection waits, with at most one message, for the
+//!    node that is attached next.
+//! 4. The front end's end closes the connection's packet socket for writing; the node then ends the
+//!    connection, and closes it, too. If the node wants the end, it says so first: a socket that is
+//!    closed without a word is that of a node that has died.
+//!
+//! All state is here and none in a future, so the task may be dropped and started again at any
+//! time: [`FrontDoor::freeze`], before the launcher's program is replaced.
+
+use std::cell::{Cell, RefCell};
+use std::future::pending;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::rc::Rc;
+
+use reactor::{
+    Class, Core, Either, Event, JoinHandle, Packet, UnixListener, UnixPackets, UnixSocket, race,
+};
+use serde::{Deserialize, Serialize};
+use vhost::kept::{Keeper, KeeperState, OpenMessage, PACKET_BYTES_MAX, Snapshot, Taken};
+
+/// Pause after a failed accept, and between attempts to send to a full socket, in nanoseconds.
+const ACCEPT_NS: u64 = 100_000_000;
+const ROOM_NS: u64 = 1_000_000;
+/// Attempts before a front end that reads no replies is disconnected: ten seconds.
+const ATTEMPTS_MAX: u32 = 10_000;
+
+/// The way in for the front ends of a disk.
+pub(super) struct FrontDoor {
+    core: Core,
+    /// The disk.
+    name: String,
+    listener: Rc<UnixListener>,
+    /// The node's door.
+    door: RefCell<Option<UnixPackets>>,
+    session: RefCell<Option<Session>>,
+    /// Nobody is accepted any more.
+    closed: Cell<bool>,
+    /// The number of nodes that were attached.
+    attached: Cell<u64>,
+    /// Notified after each change of these by anyone but the task.
+    changed: Event,
+    task: RefCell<Option<JoinHandle<()>>>,
+}
+
+/// A connection.
+struct Session {
+    /// The front end's socket; `None` when it has gone or was closed.
+    socket: Option<UnixSocket>,
+    /// The way to the node; `None` when it has died, or has ended the connection.
+    packets: Option<UnixPackets>,
+    keeper: Keeper,
+    /// The node has the open message.
+    told: bool,
+}
+
+/// What the connection waits for.
+enum Due {
+    /// A reply has to be sent.
+    Reply(UnixSocket),
+    /// Bytes of the front end, at most so many; packets of the node.
+    Wait(Option<(UnixSocket, usize)>, Option<UnixPackets>),
+    /// It has ended.
+    Over,
+}
+
+/// A door in numbers, for the launcher's next program. Descriptors travel beside it.
+#[derive(Debug, Default, Serialize, Deserialize)]
+pub(super) struct DoorState {
+    door: bool,
+    session: Option<SessionState>,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+struct SessionState {
+    packets: bool,
+    told: bool,
+    pid: u32,
+    partial: Vec<u8>,
+    partial_descriptors: usize,
+    next: u32,
+    kept: Vec<u32>,
+    document: Vec<u8>,
+    numbers: Vec<u32>,
+    /// The open message, and the numbers of its descriptors.
+    open: Option<(Vec<u8>, u32, u32)>,
+    reply: Vec<u8>,
+    reply_descriptor: bool,
+}
+
+impl Session {
+    /// Takes a packet of the node.
+    fn take(&mut self, name: &str, (bytes, descriptors): Packet) {
+        match self.keeper.take(&bytes, descriptors) {
+            Ok(Taken::Released(gone)) => {
+                self.told &= self.keeper.is_open();
+                vhost::drop_in_background(gone);
+            }
+            Ok(Taken::Close) => self.socket = None,
+            Err(why) => {
+                tracing::error!(disk = name, "the node sends {why}: closing the connection");
+                (self.socket, self.packets) = (None, None);
+            }
+        }
+    }
+
+    /// Closes the front end's socket, and lets the node end the connection.
+    fn end(&mut self) {
+        self.socket = None;
+        if let Some(packets) = &self.packets {
+            packets.end();
+        }
+    }
+
+    fn due(&mut self) -> Due {
+        if let (Some(socket), Some(_)) = (&self.socket, self.keeper.reply()) {
+            return Due::Reply(socket.clone());
+        }
+        if let (Some(packets), Some((bytes, descriptors)), false) =
+            (&self.packets, self.keeper.message(), self.told)
+        {
+            // The node has committed the message before, so there is room; or it has died.
+            let _ = packets.try_send(&bytes, &descriptors);
+            self.told = true;
+        }
+        if self.socket.is_none() && self.packets.is_none() {
+            return Due::Over;
+        }
+        let front_end = self.socket.clone().zip(self.keeper.wanted());
+        Due::Wait(front_end, self.packets.clone())
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        // The launcher may be the last that has the memory of the machine.
+        vhost::drop_in_background(std::mem::take(&mut self.keeper));
+    }
+}
+
+impl FrontDoor {
+    pub(super) fn new(core: &Core, name: &str, listener: UnixListener) -> Rc<FrontDoor> {
+        let door = FrontDoor {
+            core: core.clone(),
+            name: name.to_owned(),
+            listener: Rc::new(listener),
+            door: RefCell::default(),
+            session: RefCell::default(),
+            closed: Cell::new(false),
+            attached: Cell::new(0),
+            changed: Event::new(),
+            task: RefCell::default(),
+        };
+        let door = Rc::new(door);
+        door.thaw();
+        door
+    }
+
+    /// Gives a node the disk; returns the node's end of its door. A connection that another node
+    /// has had continues there.
+    pub(super) fn attach(&self) -> io::Result<OwnedFd> {
+        let (ours, theirs) = UnixPackets::pair()?;
+        let door = UnixPackets::from_fd(&self.core, ours)?;
+        if let Some(session) = &mut *self.session.borrow_mut() {
+            // What the node before has sent counts.
+            while let Some(packets) = session.packets.clone() {
+                match packets.try_recv(PACKET_BYTES_MAX) {
+                    Ok(packet) if !packet.0.is_empty() => session.take(&self.name, packet),
+                    _ => break,
+                }
+            }
+            session.packets = None;
+            if session.socket.is_some() {
+                self.pass(session, &door)?;
+            }
+        }
+        self.door.replace(Some(door));
+        self.attached.set(self.attached.get() + 1);
+        self.changed.notify_all();
+        Ok(theirs)
+    }
+
+    /// Passes a connection to the node at a door.
+    fn pass(&self, session: &mut Session, door: &UnixPackets) -> io::Result<()> {
+        let (ours, theirs) = UnixPackets::pair()?;
+        let packets = UnixPackets::from_fd(&self.core, ours)?;
+        for (bytes, descriptors) in session.keeper.opening() {
+            packets.try_send(&bytes, &descriptors)?;
+        }
+        door.try_send(&[0], &[theirs.as_fd()])?;
+        (session.packets, session.told) = (Some(packets), false);
+        Ok(())
+    }
+
+    /// Accepts nobody any more. A connection that a node has goes on until the node ends it.
+    pub(super) fn close(&self) {
+        self.closed.set(true);
+        self.door.replace(None);
+        self.changed.notify_all();
+    }
+
+    /// Stops to move anything. Nothing is lost: it waits in the sockets.
+    pub(super) fn freeze(&self) {
+        if let Some(task) = self.task.take() {
+            task.cancel();
+        }
+    }
+
+    /// Begins or continues to move.
+    pub(super) fn thaw(self: &Rc<Self>) {
+        self.freeze();
+        let door = self.clone();
+        self.task.replace(Some(self.core.spawn(Class::Control, door.run())));
+    }
+
+    async fn run(self: Rc<Self>) {
+        loop {
+            if self.session.borrow().is_some() {
+                self.serve().await;
+                self.session.replace(None);
+            }
+            if self.closed.get() {
+                return;
+            }
+            self.accept().await;
+        }
+    }
+
+    /// Waits for a node and for a front end.
+    async fn accept(&self) {
+        self.changed.wait_until(|| self.closed.get() || self.door.borrow().is_some()).await;
+        let closed = self.changed.wait_until(|| self.closed.get());
+        let socket = match race(closed, self.listener.accept()).await {
+            Either::First(()) => return,
+            Either::Second(Ok(socket)) => socket,
+            Either::Second(Err(error)) => {
+                tracing::warn!(disk = self.name, "accepting a connection: {error}");
+                return self.core.sleep_ns(ACCEPT_NS).await;
+            }
+        };
+        let keeper = Keeper::new(socket.peer_pid().unwrap_or(0));
+        let mut session = Session { socket: Some(socket), packets: None, keeper, told: false };
+        if let Some(door) = &*self.door.borrow()
+            && let Err(error) = self.pass(&mut session, door)
+        {
+            // The node has died; the next one gets it.
+            tracing::debug!(disk = self.name, "passing a connection on: {error}");
+        }
+        self.session.replace(Some(session));
+    }
+
+    /// Serves the connection to its end.
+    async fn serve(&self) {
+        let mut bytes = Vec::new();
+        loop {
+            let attached = self.attached.get();
+            let due = match &mut *self.session.borrow_mut() {
+                Some(session) => session.due(),
+                None => Due::Over,
+            };
+            let (front_end, packets) = match due {
+                Due::Over => return,
+                Due::Reply(socket) => {
+                    self.reply(&socket).await;
+                    continue;
+                }
+                // It was detached, and no node comes for it.
+                Due::Wait(_, None) if self.closed.get() => return,
+                Due::Wait(front_end, packets) => (front_end, packets),
+            };
+            let closed = self.closed.get();
+            let changed = self
+                .changed
+                .wait_until(|| self.attached.get() != attached || self.closed.get() != closed);
+            bytes.clear();
+            let from_front_end = async {
+                match front_end {
+                    Some((socket, most)) => socket.recv(&mut bytes, most).await,
+                    None => pending().await,
+                }
+            };
+            let from_node = async {
+                match packets {
+                    Some(packets) => packets.recv(PACKET_BYTES_MAX).await,
+                    None => pending().await,
+                }
+            };
+            let step = race(changed, race(from_node, from_front_end)).await;
+            let Some(session) = &mut *self.session.borrow_mut() else { return };
+            match step {
+                Either::First(()) => {}
+                Either::Second(Either::First(Ok(packet))) if !packet.0.is_empty() => {
+                    session.take(&self.name, packet);
+                }
+                // The node has died, or has ended the connection.
+                Either::Second(Either::First(_)) => session.packets = None,
+                Either::Second(Either::Second(Ok((0, _)))) => session.end(),
+                Either::Second(Either::Second(Ok((_, descriptors)))) => {
+                    if let Err(why) = session.keeper.push(&bytes, descriptors) {
+                        tracing::warn!(disk = self.name, "the connection was closed: {why}");
+                        session.end();
+                    }
+                }
+                Either::Second(Either::Second(Err(error))) => {
+                    tracing::warn!(
+                        disk = self.name,
+                        "the connection was closed: receiving: {error}"
+                    );
+                    session.end();
+                }
+            }
+        }
+    }
+
+    /// Sends the reply that is due.
+    async fn reply(&self, socket: &UnixSocket) {
+        let mut attempts = 0;
+        loop {
+            {
+                let mut session = self.session.borrow_mut();
+                let Some(session) = &mut *session else { return };
+                let Some((bytes, descriptor)) = session.keeper.reply() else { return };
+                let sent = socket.try_send(bytes, descriptor.as_slice());
+                match sent {
+                    Ok(count) => {
+                        attempts = 0;
+                        vhost::drop_in_background(session.keeper.sent(count));
+                    }
+                    Err(error) if error.kind() != io::ErrorKind::WouldBlock => {
+                        return session.end();
+                    }
+                    Err(_) if attempts == ATTEMPTS_MAX => {
+                        tracing::warn!(disk = self.name, "the front end reads no replies: closing");
+                        return session.end();
+                    }
+                    Err(_) => attempts += 1,
+                }
+            }
+            if attempts > 0 {
+                self.core.sleep_ns(ROOM_NS).await;
+            }
+        }
+    }
+
+    /// Everything, for another program, while frozen.
+    pub(super) fn export(&self) -> io::Result<(DoorState, Vec<OwnedFd>)> {
+        let (door, session) = (self.door.borrow(), self.session.borrow());
+        let mut descriptors = vec![self.listener.as_fd()];
+        descriptors.extend(door.iter().map(AsFd::as_fd));
+        let mut state = DoorState { door: door.is_some(), session: None };
+        // A connection without a front end only waits for the node to end it.
+        if let Some((session, socket)) =
+            session.as_ref().and_then(|session| Some((session, session.socket.as_ref()?)))
+        {
+            let (kept, own) = session.keeper.export();
+            descriptors.push(socket.as_fd());
+            descriptors.extend(session.packets.iter().map(AsFd::as_fd));
+            descriptors.extend(own);
+            state.session = Some(SessionState {
+                packets: session.packets.is_some(),
+                told: session.told,
+                pid: kept.pid,
+                partial: kept.partial,
+                partial_descriptors: kept.partial_descriptors,
+                next: kept.next,
+                kept: kept.kept,
+                document: kept.snapshot.document,
+                numbers: kept.snapshot.numbers,
+                open: kept.open.map(|open| (open.bytes, open.numbers.start, open.numbers.end)),
+                reply: kept.reply,
+                reply_descriptor: kept.reply_descriptor,
+            });
+        }
+        let own = descriptors.into_iter().map(|fd| fd.try_clone_to_owned());
+        Ok((state, own.collect::<io::Result<_>>()?))
+    }
+
+    /// The inverse of [`FrontDoor::export`].
+    pub(super) fn import(
+        core: &Core,
+        name: &str,
+        state: DoorState,
+        descriptors: Vec<OwnedFd>,
+    ) -> io::Result<Rc<FrontDoor>> {
+        let missing = || io::Error::new(io::ErrorKind::InvalidData, "a descriptor is missing");
+        let mut descriptors = descriptors.into_iter();
+        let mut next = || descriptors.next().ok_or_else(missing);
+        let listener = UnixListener::from_fd(core, next()?)?;
+        let door = state.door.then(&mut next).transpose()?;
+        let door = door.map(|fd| UnixPackets::from_fd(core, fd)).transpose()?;
+        let session = match state.session {
+            None => None,
+            Some(state) => {
+                let socket = UnixSocket::from_fd(core, next()?)?;
+                let packets = state.packets.then(&mut next).transpose()?;
+                let packets = packets.map(|fd| UnixPackets::from_fd(core, fd)).transpose()?;
+                let kept = KeeperState {
+                    pid: state.pid,
+                    partial: state.partial,
+                    partial_descriptors: state.partial_descriptors,
+                    next: state.next,
+                    kept: state.kept,
+                    snapshot: Snapshot { document: state.document, numbers: state.numbers },
+                    open: state
+                        .open
+                        .map(|(bytes, from, to)| OpenMessage { bytes, numbers: from..to }),
+                    reply: state.reply,
+                    reply_descriptor: state.reply_descriptor,
+                };
+                let keeper = Keeper::import(kept, descriptors.collect()).ok_or_else(missing)?;
+                Some(Session { socket: Some(socket), packets, keeper, told: state.told })
+            }
+        };
+        let front_door = FrontDoor::new(core, name, listener);
+        front_door.door.replace(door);
+        front_door.session.replace(session);
+        Ok(front_door)
+    }
+}

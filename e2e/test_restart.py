@@ -1,0 +1,222 @@
+"""A node that is killed comes back by itself: the launcher has the connections, and neither QEMU nor the guest notices."""
+
+import contextlib
+import os
+import random
+import re
+import signal
+import threading
+import time
+
+import guest
+import migration
+import millrace
+import pytest
+from test_admin import Node, spec
+from test_disks import Disks, both_forms, image, machine
+
+TICK = r"GUEST TICK ops=[1-9]\d*"
+
+
+def serving(node):
+    """The process that serves the guests, once the launcher has one."""
+    return guest.wait_for("a node", lambda: max(millrace.children(node.process.pid), default=None), 20)
+
+
+def kill(node):
+    """Kills the process that serves the guests; the launcher starts the next one at once."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(serving(node), signal.SIGKILL)
+
+
+def kill_and_wait(node):
+    """The same, and waits until the next one serves."""
+    said = len(node.said())
+    kill(node)
+    guest.wait_for("the next node", lambda: re.search(r"\bserving\b.* driver=", node.said()[said:]), 20)
+
+
+@contextlib.contextmanager
+def kills(*nodes, pause=(0.0, 0.4), seed=1):
+    """Kills one of the nodes at random, again and again. They must not die too often to be started again."""
+    rng, over, done = random.Random(seed), threading.Event(), []
+
+    def run():
+        while not over.wait(rng.uniform(*pause) + 1.0):
+            node = rng.choice(nodes)
+            kill_and_wait(node)
+            done.append(node)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield done
+    finally:
+        over.set()
+        thread.join()
+
+
+@both_forms
+def test_a_guest_under_load_does_not_notice(tmp_path, packed, long):
+    """Requests complete out of order, so only the in-flight region knows which are left."""
+    times = 50 if long else 4
+    uri = f"delay:all=0ms..20ms|file:{image(tmp_path / 'disk.img')}"
+    with machine(tmp_path, uri, packed=packed, mode="load", secs=5 + times, mib=16, workers=16) as (node, vm):
+        for nth in range(times):
+            vm.wait_for(TICK, times=2 + nth)
+            kill_and_wait(node)
+        vm.wait_for(r"GUEST LOAD OK", timeout=60 + 5 * times)
+        slowest_ms = int(vm.wait_for(r"GUEST CHECKED .*slowest_ms=(\d+)")[1])
+        vm.wait_for_end()
+        said = node.said()
+    assert said.count("has connected") == 1, "the connection was lost"
+    assert said.count("connection continues here") == times
+    assert f"packed={str(packed).lower()} resubmits=" in said, "no request was in flight at any kill"
+    print(f"{times} kills: slowest request in the guest {slowest_ms} ms")
+
+
+@both_forms
+def test_a_machine_is_stopped_and_continues_while_the_node_is_killed(tmp_path, packed, long):
+    """Before the stop, while QEMU waits for the rings, while the machine stands still, and while it continues."""
+    times = 20 if long else 2
+    uri = f"delay:all=0ms..50ms|file:{image(tmp_path / 'disk.img')}"
+    with machine(tmp_path, uri, packed=packed, mode="load", secs=6 + 2 * times, mib=16, workers=16) as (node, vm):
+        for nth in range(times):
+            vm.wait_for(TICK, times=2 + nth)
+            for at_ms in (None, 0, 5):
+                if at_ms is None:
+                    kill(node)
+                else:
+                    threading.Timer(at_ms / 1000, kill, [node]).start()
+                vm.stop()
+                kill_and_wait(node)
+                vm.cont()
+                time.sleep(0.1)
+            # Not ten deaths in a row, each soon after a start.
+            time.sleep(1.5)
+        vm.wait_for(r"GUEST LOAD OK", timeout=120)
+        vm.wait_for_end()
+        said = node.said()
+    assert said.count("has connected") == 1, "the connection was lost"
+
+
+def test_a_machine_boots_and_is_reset_while_the_node_is_killed(tmp_path, long):
+    """In the firmware, between firmware and system, while the device starts: QEMU 7.2 gives a disk up if its connection is lost then."""
+    with Disks(tmp_path / "log", f"name=a uri=file:{image(tmp_path / 'disk.img')} socket={tmp_path / 'a.sock'} queues=4") as node:
+        for nth in range(10 if long else 2):
+            words = dict(queues=2, processors=2, mode="load", secs=3, mib=4)
+            with kills(node, pause=(0.0, 0.3), seed=nth) as done, guest.Guest(tmp_path / f"vm-{nth}", node.sockets[0], **words) as vm:
+                vm.wait_for(TICK)
+                vm.reset()
+                vm.wait_for(r"GUEST LOAD workers", times=2)
+                vm.wait_for(r"GUEST LOAD OK")
+                vm.wait_for_end()
+                assert len(done) > 2
+        assert node.said().count("has connected") == nth + 1, "the connection was lost"
+
+
+def test_a_machine_moves_while_both_nodes_are_killed(tmp_path, long):
+    """Writes during the migration are in the dirty log, before each kill and after it."""
+    shared = image(tmp_path / "disk.img")
+    words = dict(queues=2, processors=2, mode="load", secs=16, mib=16, workers=16)
+    with contextlib.ExitStack() as stack:
+        here, there = (
+            stack.enter_context(
+                Disks(
+                    tmp_path / f"{name}.log",
+                    f"name={name} uri=delay:all=0ms..5ms|file:{shared}?lock=off socket={tmp_path / name}.sock queues=4",
+                )
+            )
+            for name in "ab"
+        )
+        vm = stack.enter_context(guest.Guest(tmp_path / "vm-a", here.sockets[0], **words))
+        vm.wait_for(TICK, times=2)
+
+        def arrive(at):
+            return stack.enter_context(guest.Guest(tmp_path / f"vm-{at.name}", there.sockets[0], incoming=at, **words))
+
+        def meanwhile():
+            for _ in range(3):
+                kill_and_wait(here)
+                kill_and_wait(there)
+                assert vm.migration()["status"] == "active"
+                vm.wait_for(TICK, times=vm.text().count("GUEST TICK") + 1)
+
+        moved = migration.move(vm, arrive, meanwhile)
+        kill_and_wait(there)
+        moved.wait_for(r"GUEST LOAD OK")
+        moved.wait_for_end()
+        assert here.said().count("has connected") == 1
+        assert "resubmits=" in here.said(), "no request was in flight at any kill"
+
+
+def test_kills_and_upgrades_in_turn(tmp_path, long):
+    """The launcher hands its connections to its own next program, and a node of that program dies, too."""
+    times = 10 if long else 2
+    uri = f"delay:all=0ms..20ms|file:{image(tmp_path / 'disk.img')}"
+    with machine(tmp_path, uri, mode="load", secs=8 + 5 * times, mib=16, workers=16) as (node, vm):
+        for nth in range(times):
+            vm.wait_for(TICK, times=2 + nth)
+            kill_and_wait(node)
+            node.upgrade()
+            guest.wait_for("the launcher", lambda nth=nth: node.said().count("is the launcher now") == nth + 1, 20)
+            kill_and_wait(node)
+        vm.wait_for(r"GUEST LOAD OK", timeout=60 + 10 * times)
+        vm.wait_for_end()
+        assert node.said().count("has connected") == 1, "the connection was lost"
+
+
+def test_a_kill_during_a_handover_keeps_the_connection(tmp_path, long):
+    """The old node is killed at any moment: its successor, or the node that is started next, has the guest."""
+    rng = random.Random(7)
+    uri = f"delay:all=0ms..20ms|file:{image(tmp_path / 'disk.img')}"
+    times = 20 if long else 3
+    with machine(tmp_path, uri, mode="load", secs=8 + 4 * times, mib=16, workers=16) as (node, vm):
+        for nth in range(times):
+            vm.wait_for(TICK, times=2 + nth)
+            old, said = node.pid(), len(node.said())
+            node.process.send_signal(signal.SIGUSR2)
+            time.sleep(rng.uniform(0, 0.05))
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(old, signal.SIGKILL)
+
+            def over(said=said):
+                return re.search(r"is the launcher now|starting it again(.|\n)*\bserving\b.* driver=", node.said()[said:])
+
+            guest.wait_for("an outcome", over, 20)
+            time.sleep(2)
+        vm.wait_for(r"GUEST LOAD OK", timeout=60 + 10 * times)
+        vm.wait_for_end()
+        assert node.said().count("has connected") == 1, "the connection was lost"
+
+
+def test_disks_and_their_settings_come_back(tmp_path):
+    """Attached disks, memory, sizes."""
+    with Node(tmp_path, specs=[spec(tmp_path, "a"), spec(tmp_path, "m", "mem:16M")]) as node:
+        node.do("attach", spec(tmp_path, "b", f"file:{image(tmp_path / 'disk.img', 8)}"))
+        with guest.Guest(tmp_path / "vm", tmp_path / "m.sock", queues=2, mode="load", secs=4, mib=8) as vm:
+            vm.wait_for(TICK)
+            kill_and_wait(node)
+            disks = node.disks()
+            assert set(disks) == {"a", "b", "m"} and all("failed" not in disk for disk in disks.values())
+            assert disks["b"]["attached"] and disks["m"]["connected"]
+            node.do("resize", "m", "--size", "32M")
+            kill_and_wait(node)
+            assert node.disks()["m"]["size_bytes"] == 32 << 20
+            vm.wait_for(r"GUEST LOAD OK")
+            vm.wait_for_end()
+        kill_and_wait(node)
+        node.do("detach", "b")
+        assert not (tmp_path / "b.sock").exists()
+
+
+def test_a_node_that_dies_again_and_again_is_given_up(tmp_path):
+    with Node(tmp_path, specs=[spec(tmp_path, "a")]) as node:
+        with contextlib.suppress(AssertionError):
+            while node.process.poll() is None:
+                kill(node)
+                time.sleep(0.02)
+        assert node.process.wait(20) == 128 + signal.SIGKILL
+        assert re.search(r"starting it again.* pause_ms=3000", node.said()) and "giving up" in node.said()
+        assert not (tmp_path / "a.sock").exists()
+        node.start()
