@@ -124,8 +124,8 @@ fn a_node_gets_what_an_operator_has_named_and_nothing_else() {
             assert!(!socket.exists() && launcher.resources.write_cache(&socket).is_none());
             assert_eq!(launcher.resources.disks().len(), 1);
 
-            let other = r#"{"ask":"begin","version":2}"#;
-            assert!(say(other).await.unwrap_err().contains("version 2"));
+            let other = r#"{"ask":"begin","version":1}"#;
+            assert!(say(other).await.unwrap_err().contains("version 1"));
             node.kill();
         }
     })
