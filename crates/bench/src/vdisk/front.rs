@@ -91,8 +91,6 @@ pub struct Front<'a> {
     pub began: Instant,
     /// Time of the last completion.
     progress_ns: u64,
-    /// When the target was last connected to again.
-    pub connected: Option<Instant>,
     done: Vec<Completion>,
 }
 
@@ -126,7 +124,6 @@ impl<'a> Front<'a> {
             counts: Counts::default(),
             began: Instant::now(),
             progress_ns: 0,
-            connected: None,
             done: Vec::with_capacity(plan.depth.into()),
         })
     }
@@ -293,12 +290,8 @@ impl<'a> Front<'a> {
     fn reconnect(&mut self) -> Result<(), Error> {
         let gone = Instant::now();
         loop {
-            let now = Instant::now();
             match self.disk.reconnect(self.socket) {
-                Ok(()) => {
-                    self.connected = Some(now);
-                    break;
-                }
+                Ok(()) => break,
                 Err(error) if gone.elapsed() > ABSENCE => return Err(explain(error)),
                 Err(_) => std::thread::sleep(Duration::from_millis(1)),
             }

@@ -175,10 +175,6 @@ pub struct PausesOutcome {
     pub alone_ms: Option<Pauses>,
     /// How long the disks were quiesced, as the upgraded nodes reported; null for restarts.
     pub told_ms: Option<Pauses>,
-    /// From the start of the new process until it took the connection; null for upgrades.
-    pub ready_ms: Option<Pauses>,
-    /// From that connection to the first completion; null for upgrades.
-    pub first_ms: Option<Pauses>,
     /// Requests that failed.
     pub errors: u64,
     /// The number of times that the front end connected again.
@@ -205,8 +201,6 @@ impl PausesOutcome {
             ("longest wait of the guest", &self.pause_ms),
             ("the same with nothing replaced", &self.alone_ms),
             ("disks quiesced, as the node reported", &self.told_ms),
-            ("from the start to the connection", &self.ready_ms),
-            ("from there to the first completion", &self.first_ms),
         ];
         for (what, times) in lines {
             if let Some(Pauses { median, worst, .. }) = times {

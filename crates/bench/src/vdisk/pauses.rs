@@ -1,12 +1,12 @@
 //! How long a guest waits when its disk's target is replaced: by a successor that takes over the
-//! disk (`SIGUSR2`), or by a new process after `kill -9`.
+//! disk (`SIGUSR2`), or by the next process of its launcher after `kill -9`.
 //!
 //! The front end keeps up its load the whole time. Its time is divided into short slices; of each
 //! it keeps the longest time without a completion, and when that ended. Another thread replaces the
 //! target repeatedly and records the times. Before each replacement it waits for a window without
 //! one, which shows the machine's own pauses. Both records are combined at the end.
 
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use node::{Error, Kind};
@@ -31,7 +31,7 @@ const POLL: Duration = Duration::from_micros(200);
 pub enum Replacement {
     /// By a successor that takes over the disk.
     Upgrade,
-    /// By a new process, after the old one was killed.
+    /// By the next process of its launcher, after it was killed.
     Restart,
 }
 
@@ -52,8 +52,6 @@ struct Slice {
     gap_ns: u64,
     /// When that time ended.
     end: Instant,
-    /// When the front end last connected again.
-    connected: Option<Instant>,
 }
 
 impl Slice {
@@ -68,8 +66,6 @@ impl Slice {
 struct Cycle {
     alone: Instant,
     begun: Instant,
-    /// When we started the new process; `None` for an upgrade.
-    started: Option<Instant>,
     over: Instant,
 }
 
@@ -78,7 +74,6 @@ struct Cycle {
 struct Progress {
     runs: AtomicBool,
     over: AtomicBool,
-    reconnects: AtomicU32,
 }
 
 /// Measures.
@@ -118,8 +113,6 @@ pub fn run_pauses(plan: &PausesPlan) -> Result<PausesOutcome, Error> {
         pause_ms: Pauses::of(waits.replaced),
         alone_ms: Pauses::of(waits.alone),
         told_ms: Pauses::of(target.reported_pauses_ms()),
-        ready_ms: Pauses::of(waits.ready),
-        first_ms: Pauses::of(waits.first),
         errors: watched.errors,
         reconnects: watched.reconnects,
         verified: watched.verified,
@@ -138,10 +131,6 @@ struct Waits {
     replaced: Vec<f64>,
     /// The same in the windows without one.
     alone: Vec<f64>,
-    /// From the start of the new process to the connection.
-    ready: Vec<f64>,
-    /// From the connection to the first completion.
-    first: Vec<f64>,
 }
 
 impl Waits {
@@ -155,15 +144,6 @@ impl Waits {
         for cycle in cycles {
             waits.alone.push(longest(cycle.alone, cycle.begun));
             waits.replaced.push(longest(cycle.begun, cycle.over));
-            let Some(started) = cycle.started else { continue };
-            let answered = slices.iter().find_map(|slice| {
-                let connected = slice.connected.filter(|connected| *connected >= started)?;
-                Some((connected, slice.end))
-            });
-            if let Some((connected, end)) = answered {
-                waits.ready.push(ms(connected.saturating_duration_since(started)));
-                waits.first.push(ms(end.saturating_duration_since(connected)));
-            }
         }
         waits
     }
@@ -201,10 +181,9 @@ fn watch(
         let counts = &mut front.counts;
         if counts.pause_ns > 0 {
             let end = front.began + Duration::from_nanos(counts.pause_end_ns);
-            slices.push(Slice { gap_ns: counts.pause_ns, end, connected: front.connected });
+            slices.push(Slice { gap_ns: counts.pause_ns, end });
             counts.pause_ns = 0;
         }
-        progress.reconnects.store(counts.reconnects as u32, Ordering::Release);
     }
     let (errors, reconnects) = (front.counts.errors, front.counts.reconnects);
     let verified = if load.verify { Some(front.sweep()?) } else { None };
@@ -218,38 +197,24 @@ fn replace(
     progress: &Progress,
     ended: impl Fn() -> bool,
 ) -> Result<Vec<Cycle>, Error> {
-    let wait_for = |what: &str, condition: &dyn Fn() -> bool| {
-        let since = Instant::now();
-        while !condition() && !ended() {
-            if since.elapsed() > PATIENCE {
-                return Err(Error::new(Kind::System, format!("{what} takes too long")));
-            }
-            std::thread::sleep(POLL);
+    let since = Instant::now();
+    while !progress.runs.load(Ordering::Acquire) && !ended() {
+        if since.elapsed() > PATIENCE {
+            return Err(Error::new(Kind::System, "the first request takes too long"));
         }
-        Ok(())
-    };
-    wait_for("the first request", &|| progress.runs.load(Ordering::Acquire))?;
+        std::thread::sleep(POLL);
+    }
     let mut cycles = Vec::new();
     while cycles.len() < plan.times as usize && !ended() {
         let alone = Instant::now();
         std::thread::sleep(WINDOW);
         let begun = Instant::now();
-        let started = match plan.how {
-            Replacement::Upgrade => {
-                target.upgrade(PATIENCE)?;
-                None
-            }
-            Replacement::Restart => {
-                let before = progress.reconnects.load(Ordering::Acquire);
-                let started = target.restart()?;
-                wait_for("a new connection", &|| {
-                    progress.reconnects.load(Ordering::Acquire) > before
-                })?;
-                Some(started)
-            }
-        };
+        match plan.how {
+            Replacement::Upgrade => target.upgrade(PATIENCE)?,
+            Replacement::Restart => target.kill_node(PATIENCE)?,
+        }
         std::thread::sleep(WINDOW);
-        cycles.push(Cycle { alone, begun, started, over: Instant::now() });
+        cycles.push(Cycle { alone, begun, over: Instant::now() });
     }
     Ok(cycles)
 }
@@ -262,7 +227,7 @@ mod tests {
     fn only_the_part_of_a_wait_inside_the_window_counts() {
         let zero = Instant::now();
         let at = |ms| zero + Duration::from_millis(ms);
-        let slice = Slice { gap_ns: 20_000_000, end: at(50), connected: None };
+        let slice = Slice { gap_ns: 20_000_000, end: at(50) };
         let within = |from, to| slice.within(at(from), at(to)).as_millis();
         assert_eq!(within(0, 100), 20);
         assert_eq!((within(0, 40), within(40, 100), within(35, 45)), (10, 10, 10));

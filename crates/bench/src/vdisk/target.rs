@@ -23,8 +23,7 @@ const POLL: Duration = Duration::from_millis(10);
 /// A node that serves disks at sockets; killed on drop.
 #[derive(Debug)]
 pub struct Target {
-    command: Command,
-    /// The launcher, which outlives upgrades; the node ends with it.
+    /// The launcher, which outlives the node; the node ends with it.
     launcher: Child,
     /// The directory of the sockets; removed on drop.
     dir: PathBuf,
@@ -62,23 +61,49 @@ impl Target {
             File::create(dir.join(LOG)).map_err(|error| system("cannot create a file", error))?;
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
         let launcher = command.spawn().map_err(|error| system("cannot start a node", error))?;
-        let mut target = Target { command, launcher, dir, sockets };
+        let mut target = Target { launcher, dir, sockets };
         target.wait_until_it_listens()?;
         Ok(target)
     }
 
-    /// Kills the process and immediately starts another one; returns the time of the start.
+    /// Kills the node, and returns when the launcher's next one has said that it continues the
+    /// connections.
     ///
     /// # Errors
-    /// The process cannot be started.
-    pub fn restart(&mut self) -> Result<Instant, Error> {
-        self.kill();
-        let started = Instant::now();
-        self.launcher = self
-            .command
-            .spawn()
-            .map_err(|error| Error::new(Kind::System, format!("cannot start a node: {error}")))?;
-        Ok(started)
+    /// There is no node, or none continues in time.
+    pub fn kill_node(&mut self, patience: Duration) -> Result<(), Error> {
+        let continued = |log: String| log.matches("connection continues here").count();
+        let earlier = continued(self.log());
+        let node = self.node().ok_or_else(|| Error::new(Kind::System, "there is no node"))?;
+        signal::kill(node, Signal::SIGKILL).map_err(|error| {
+            Error::new(Kind::System, format!("cannot kill the node: {error}"))
+        })?;
+        let since = Instant::now();
+        while continued(self.log()) == earlier {
+            if since.elapsed() > patience {
+                return Err(Error::new(Kind::System, "no node continued in time"));
+            }
+            std::thread::sleep(POLL);
+        }
+        Ok(())
+    }
+
+    /// The launcher's node: of what its threads have started, the one that does not stand ready.
+    fn node(&self) -> Option<Pid> {
+        let log = self.log();
+        let called = |pid: u32| numbers(&log, " node=").any(|node| node == u64::from(pid));
+        let is_spare = |pid: u32| {
+            let variables = std::fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
+            variables.split(|byte| *byte == 0).any(|variable| variable.ends_with(b":spare"))
+        };
+        let tasks = std::fs::read_dir(format!("/proc/{}/task", self.launcher.id())).ok()?;
+        let started = tasks.flatten().flat_map(|task| {
+            let children = std::fs::read_to_string(task.path().join("children"));
+            let children = children.unwrap_or_default();
+            children.split_whitespace().filter_map(|pid| pid.parse().ok()).collect::<Vec<u32>>()
+        });
+        let node = started.filter(|pid| !is_spare(*pid) || called(*pid)).max();
+        node.map(|pid| Pid::from_raw(pid.cast_signed()))
     }
 
     /// Makes the process hand over to a successor. Returns when it has reported that.

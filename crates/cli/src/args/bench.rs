@@ -186,7 +186,7 @@ pub struct BenchArgs {
     #[arg(long, value_name = "N", requires = "disk", conflicts_with_all = ["socket", "idle"])]
     #[arg(value_parser = clap::value_parser!(u32).range(1..=10_000))]
     pub upgrades: Option<u32>,
-    /// Kill and restart vdisk's target N times under load, and report the same
+    /// Kill vdisk's target N times under load, which starts again by itself, and report the same
     #[arg(long, value_name = "N", requires = "disk", conflicts_with_all = ["socket", "idle", "upgrades"])]
     #[arg(value_parser = clap::value_parser!(u32).range(1..=10_000))]
     pub restarts: Option<u32>,
