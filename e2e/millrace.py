@@ -1,9 +1,11 @@
 """Runs the `millrace` binary: one command, or a node that serves until the test ends."""
 
+import contextlib
 import itertools
 import json
 import os
 import pathlib
+import re
 import signal
 import socket
 import subprocess
@@ -105,9 +107,24 @@ def children(pid):
             return found
 
 
-def serving(pid):
+def role(pid):
+    """What a launcher has started a process for: to be its first node, a successor, or a spare; none before it is a node."""
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        for variable in pathlib.Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+            if variable.startswith(b"MILLRACE_LAUNCHER="):
+                return variable.partition(b":")[2].decode()
+    return None
+
+
+def nodes(pid, said):
+    """The nodes of a launcher, without the one that stands ready. The launcher says when it calls that."""
+    ours = [(child, role(child)) for child in children(pid)]
+    return [child for child, role in ours if role is not None and (role != "spare" or re.search(rf" node={child}\b", said))]
+
+
+def serving(pid, said=""):
     """The process that serves clients and guests: the one that was started, or the child that it launched."""
-    return max(children(pid), default=pid)
+    return max(nodes(pid, said), default=pid)
 
 
 class Server:

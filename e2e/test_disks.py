@@ -92,7 +92,7 @@ class Disks:
 
     def pid(self):
         """The process that serves the guests."""
-        return millrace.serving(self.process.pid)
+        return millrace.serving(self.process.pid, self.said())
 
     def upgrade(self, ask=None):
         """Makes it hand over, by default to the program that its name refers to now, and waits until the old process has ended."""

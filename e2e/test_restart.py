@@ -2,11 +2,13 @@
 
 import contextlib
 import os
+import pathlib
 import random
 import re
 import signal
 import threading
 import time
+import urllib.request
 
 import guest
 import migration
@@ -20,7 +22,7 @@ TICK = r"GUEST TICK ops=[1-9]\d*"
 
 def serving(node):
     """The process that serves the guests, once the launcher has one."""
-    return guest.wait_for("a node", lambda: max(millrace.children(node.process.pid), default=None), 20)
+    return guest.wait_for("a node", lambda: max(millrace.nodes(node.process.pid, node.said()), default=None), 20)
 
 
 def kill(node):
@@ -188,6 +190,77 @@ def test_a_kill_during_a_handover_keeps_the_connection(tmp_path, long):
         vm.wait_for(r"GUEST LOAD OK", timeout=60 + 10 * times)
         vm.wait_for_end()
         assert node.said().count("has connected") == 1, "the connection was lost"
+
+
+def spares(node):
+    """The spare nodes that were started so far."""
+    return [int(pid) for pid in re.findall(r"a spare node was started spare=(\d+)", node.said())]
+
+
+def metrics_answer(port):
+    with contextlib.suppress(OSError):
+        return urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5).status == 200
+
+
+class LogsToFiles(Node):
+    """A node whose log is in a file that is renamed."""
+
+    def __init__(self, tmp_path, *flags, **words):
+        self.file, self.earlier = tmp_path / "file.log", tmp_path / "earlier.log"
+        super().__init__(tmp_path, "--log-file", self.file, *flags, **words)
+
+    def said(self):
+        return super().said() + "".join(file.read_text() for file in (self.earlier, self.file) if file.exists())
+
+
+def test_a_spare_node_stands_ready_and_takes_the_place_of_a_dead_one(tmp_path):
+    """It serves metrics, too, and writes into the log's next file; its own death is nobody else's, and it ends with the node."""
+    port = millrace.free_port()
+    specs = [spec(tmp_path, "a", f"file:{image(tmp_path / 'disk.img')}")]
+    with LogsToFiles(tmp_path, "--metrics", f"127.0.0.1:{port}", specs=specs) as node:
+        for nth in range(2):
+            guest.wait_for("a spare node", lambda nth=nth: len(spares(node)) == nth + 1, 20)
+            spare = spares(node)[-1]
+            assert serving(node) != spare
+            if nth == 1:
+                node.file.rename(node.earlier)
+                guest.wait_for("the next log file", node.file.exists, 20)
+                time.sleep(0.2)
+            kill(node)
+            guest.wait_for("the spare node", lambda spare=spare: f"takes its place node={spare}" in node.said(), 20)
+            guest.wait_for("its disk", lambda: node.disks()["a"], 20)
+            assert serving(node) == spare
+            guest.wait_for("its metrics", lambda: metrics_answer(port), 20)
+        assert re.search(r"\bserving\b.* driver=", node.file.read_text())
+        guest.wait_for("a spare node", lambda: len(spares(node)) == 3, 20)
+        os.kill(spares(node)[-1], signal.SIGKILL)
+        guest.wait_for("a warning", lambda: "the spare node has ended" in node.said(), 20)
+        assert serving(node) == spare and node.disks()
+    assert not pathlib.Path(f"/proc/{spare}").exists()
+
+
+def test_a_spare_node_ends_with_its_launcher(tmp_path):
+    """Told to end, and killed."""
+    for number in signal.SIGTERM, signal.SIGKILL:
+        with Node(tmp_path, specs=[spec(tmp_path, "a")]) as node:
+            earlier = len(spares(node))
+            guest.wait_for("a spare node", lambda earlier=earlier: len(spares(node)) > earlier, 20)
+            spare = spares(node)[-1]
+            node.process.send_signal(number)
+            node.process.wait(20)
+            guest.wait_for("its end", lambda spare=spare: not pathlib.Path(f"/proc/{spare}").exists(), 20)
+
+
+def test_a_node_that_is_told_to_end_while_it_is_started_again(tmp_path):
+    """It leaves no names of sockets."""
+    for pause_s in 0.0, 0.005, 0.02, 0.1:
+        with Node(tmp_path, specs=[spec(tmp_path, "a")]) as node:
+            guest.wait_for("the node", lambda: node.disks())
+            kill(node)
+            time.sleep(pause_s)
+            node.process.send_signal(signal.SIGTERM)
+            node.process.wait(70)
+            assert not (tmp_path / "a.sock").exists() and not (node.state / "admin.sock").exists(), node.said()
 
 
 def test_disks_and_their_settings_come_back(tmp_path):

@@ -16,7 +16,7 @@ pub(crate) const VERSION: u32 = 2;
 #[serde(tag = "ask", rename_all = "kebab-case", deny_unknown_fields)]
 pub(crate) enum ToLauncher {
     /// Start: the answer is [`Hello`], with the line to the predecessor, if there is one to take
-    /// over from.
+    /// over from. A spare node waits for it until it is needed.
     Begin { version: u32 },
     /// The named disks: a list of [`Named`].
     Disks,
@@ -43,6 +43,8 @@ pub(crate) struct Hello {
     pub remembers: bool,
     /// Whether each served disk supports punching holes, if known.
     pub holes: BTreeMap<String, Option<bool>>,
+    /// The socket for metrics comes along.
+    pub metrics: bool,
 }
 
 /// A disk that an operator has named.

@@ -43,9 +43,16 @@ impl Launcher {
                     Ok(question) => question,
                     Err(why) => break tracing::debug!(pid = node.pid.as_raw(), "{why}"),
                 };
-                if matches!(question.read(), Ok(ToLauncher::Open { .. })) {
-                    launcher.open(&node, question);
-                    continue;
+                match question.read() {
+                    Ok(ToLauncher::Open { .. }) => {
+                        launcher.open(&node, question);
+                        continue;
+                    }
+                    Ok(ToLauncher::Begin { .. }) => {
+                        launcher.begin(&node, question);
+                        continue;
+                    }
+                    _ => {}
                 }
                 let answer = launcher.answer(&node, &question).await;
                 if let Err(why) = node.channel.answer(&question, answer).await {
@@ -65,6 +72,17 @@ impl Launcher {
                     WaitStatus::Exited(node.pid, 1)
                 }
             });
+        });
+    }
+
+    /// Lets a node begin. A spare one has to wait, so its end is noticed meanwhile.
+    fn begin(self: &Rc<Self>, node: &Rc<Child>, question: Question) {
+        let (launcher, node) = (self.clone(), node.clone());
+        self.core.spawn(Class::Control, async move {
+            let answer = launcher.answer(&node, &question).await;
+            if let Err(why) = node.channel.answer(&question, answer).await {
+                tracing::debug!(pid = node.pid.as_raw(), "{why}");
+            }
         });
     }
 
@@ -103,11 +121,21 @@ impl Launcher {
                     return Err(Error::new(Kind::Unsupported, why));
                 }
                 node.set_begun(Ok(()));
+                self.changed.wait_until(|| !node.waits() || node.has_ended()).await;
+                // A spare node could not listen while another one did.
+                let listened = self.metrics.filter(|_| node.was_spare()).map(|addr| {
+                    reactor::listen(addr, false).map_err(|error| {
+                        let what = format!("cannot listen for metrics on {addr}: {error}");
+                        Error::new(Kind::System, what)
+                    })
+                });
+                let listener = listened.transpose()?;
                 let open = self.open.borrow();
                 let holes = open.iter().map(|(name, open)| (name.clone(), open.holes)).collect();
                 let (admin, remembers) = (self.admin.clone(), self.resources.remembers());
-                let (text, _) = json_answer(&Hello { admin, remembers, holes })?;
-                Ok((text, node.line.take().into_iter().collect()))
+                let metrics = listener.is_some();
+                let (text, _) = json_answer(&Hello { admin, remembers, holes, metrics })?;
+                Ok((text, node.line.take().into_iter().chain(listener).collect()))
             }
             ToLauncher::Disks => json_answer(&self.resources.disks()),
             ToLauncher::Serving => {

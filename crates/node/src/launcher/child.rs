@@ -19,13 +19,23 @@ use crate::ipc::frames::Limits;
 use crate::launcher::to_node::ToNode;
 
 /// Tells a process that it is a node, and that its standard input is the socket to its launcher.
-/// The value is the launcher's process id, a colon, and whether there is a node to take over from.
+/// The value is the launcher's process id, a colon, and the node's [`Role`].
 pub(crate) const VARIABLE: &str = "MILLRACE_LAUNCHER";
 /// Maximum length of a node's message: the statistics of all disks are the longest.
 pub(crate) const SAID_BYTES_MAX: usize = 32 << 20;
 /// How long a node may take to end after it was asked to: the limits of its clients and devices,
 /// and the closing of its database.
 pub(super) const STOP_NS: u64 = 60_000_000_000;
+
+/// Why a node was started.
+pub(super) enum Role {
+    /// To serve.
+    First,
+    /// To take over from another node, at this line.
+    Successor(OwnedFd),
+    /// To stand ready for the death of another node.
+    Spare,
+}
 
 /// A node's process.
 pub(super) struct Child {
@@ -37,11 +47,15 @@ pub(super) struct Child {
     pub(super) line: Cell<Option<OwnedFd>>,
     /// Whether it has begun, or why it was refused.
     begun: RefCell<Option<Result<(), String>>>,
+    /// It stands ready, and has to wait.
+    waits: Cell<bool>,
+    /// It was a spare node at first.
+    was_spare: bool,
     serving: Cell<bool>,
     /// The number of disks being opened for it.
     opening: Cell<usize>,
     ended: Cell<Option<WaitStatus>>,
-    /// The launcher's event: notified after each change of the four states above.
+    /// The launcher's event: notified after each change of the five states above.
     changed: Rc<Event>,
 }
 
@@ -62,6 +76,8 @@ impl Child {
             stream,
             line: Cell::default(),
             begun: RefCell::default(),
+            waits: Cell::new(false),
+            was_spare: false,
             serving: Cell::new(false),
             opening: Cell::new(0),
             ended: Cell::new(None),
@@ -76,6 +92,22 @@ impl Child {
 
     pub(super) fn set_begun(&self, begun: Result<(), String>) {
         self.begun.replace(Some(begun));
+        self.changed.notify_all();
+    }
+
+    /// Whether it stands ready, and has to wait.
+    pub(super) fn waits(&self) -> bool {
+        self.waits.get()
+    }
+
+    /// Whether it stood ready before it served.
+    pub(super) fn was_spare(&self) -> bool {
+        self.was_spare
+    }
+
+    /// Lets a spare node serve.
+    pub(super) fn call(&self) {
+        self.waits.set(false);
         self.changed.notify_all();
     }
 
@@ -144,17 +176,21 @@ impl Child {
     }
 }
 
-/// Starts a node, which takes over at a line if there is one.
+/// Starts a node.
 pub(super) async fn spawn(
     core: &Core,
     program: &Path,
-    line: Option<OwnedFd>,
+    role: Role,
     changed: &Rc<Event>,
 ) -> Result<Rc<Child>, String> {
     let system = |error: std::io::Error| format!("starting {}: {error}", program.display());
     let (ours, theirs) = UnixStream::pair().map_err(system)?;
-    let role = if line.is_some() { "successor" } else { "first" };
-    let variable = OsString::from(format!("{}:{role}", std::process::id()));
+    let (name, line) = match role {
+        Role::First => ("first", None),
+        Role::Successor(line) => ("successor", Some(line)),
+        Role::Spare => ("spare", None),
+    };
+    let variable = OsString::from(format!("{}:{name}", std::process::id()));
     let program = Program {
         path: program.to_owned(),
         arguments: std::env::args_os().skip(1).collect(),
@@ -163,7 +199,9 @@ pub(super) async fn spawn(
     };
     // The node is waited for by its process id.
     let child = core.start_process(program).await.map_err(system)?;
-    let node = Child::new(core, child.id() as i32, ours.into(), changed).map_err(system)?;
+    let mut node = Child::new(core, child.id() as i32, ours.into(), changed).map_err(system)?;
     node.line.set(line);
+    node.was_spare = name == "spare";
+    node.waits.set(node.was_spare);
     Ok(Rc::new(node))
 }

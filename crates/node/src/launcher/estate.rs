@@ -16,7 +16,7 @@ use reactor::{Core, Event, UnixListener};
 use serde::{Deserialize, Serialize};
 
 use super::answers::OpenDisk;
-use super::child::{Child, spawn};
+use super::child::{Child, Role, spawn};
 use super::front_door::{DoorState, FrontDoor};
 use super::{Launcher, system};
 use crate::config::Config;
@@ -78,7 +78,7 @@ impl Beginning {
         let admin = listen_admin(core, config, state.is_some(), || false).await?;
         let own = own_program().map_err(|error| system("where this program is", &error))?;
         let changed = Rc::<Event>::default();
-        let node = spawn(core, &own, None, &changed).await;
+        let node = spawn(core, &own, Role::First, &changed).await;
         let node = node.map_err(|why| Error::new(Kind::System, why))?;
         let resources = LocalResources::new(core, &config.disks, state);
         Ok(Beginning { resources, admin, open: BTreeMap::new(), node, changed })

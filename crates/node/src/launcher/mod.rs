@@ -26,7 +26,8 @@
 //!    node, and a node whose socket is closed ends. The launcher ends with a node that ends by
 //!    itself, with its exit code. When a signal ends a node that has served, the launcher starts it
 //!    again, with the front ends' connections (`front_door`), the memory of `mem:` disks, and
-//!    nothing else of it.
+//!    nothing else of it. For a node without a database a spare one stands ready: it has done
+//!    everything up to Begin, whose answer it gets when it is needed.
 //! 4. It keeps no image open: the node that has an image holds its lock. So a node's image is free
 //!    when the last operation of the one before it has ended.
 //! 5. Its process id stays the same over upgrades. When the predecessor has ended, the launcher
@@ -54,6 +55,7 @@ mod upgrade;
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::future::Future;
+use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
@@ -64,7 +66,7 @@ use reactor::log::{Log, LogFile};
 use reactor::{Class, Core, DriverKind, Either, Event, PollMode, RuntimeConfig, race, timeout};
 
 use self::answers::OpenDisk;
-use self::child::{Child, spawn};
+use self::child::{Child, Role, spawn};
 pub(crate) use self::child::{SAID_BYTES_MAX, VARIABLE};
 use self::estate::Beginning;
 pub(crate) use self::estate::RENEWED;
@@ -89,6 +91,9 @@ const DEATHS_MAX: u32 = 10;
 const DEATHS_WITHOUT_PAUSE: u32 = 3;
 const PAUSE_NS: u64 = 100_000_000;
 const PAUSE_MAX_NS: u64 = 3_000_000_000;
+/// When a spare node is started after the node serves, and after a spare node has died.
+const SPARE_NS: u64 = 1_000_000_000;
+const SPARE_AGAIN_NS: u64 = 60_000_000_000;
 /// How often the log file's name is checked.
 const LOG_POLL_NS: u64 = 1_000_000_000;
 
@@ -154,6 +159,12 @@ struct Launcher {
     open: RefCell<BTreeMap<String, OpenDisk>>,
     /// The node that serves, or is to serve.
     current: RefCell<Rc<Child>>,
+    /// The node that stands ready, or that has died while it did; where there is to be one.
+    spare: RefCell<Option<Rc<Child>>>,
+    /// A spare node is being started.
+    starts_spare: Cell<bool>,
+    /// Where the node serves metrics.
+    metrics: Option<SocketAddr>,
     /// A node has served.
     has_served: Cell<bool>,
     upgrading: Cell<bool>,
@@ -189,6 +200,9 @@ impl Launcher {
             orders: RefCell::default(),
             open: RefCell::new(open),
             current: RefCell::new(node.clone()),
+            spare: RefCell::default(),
+            starts_spare: Cell::new(false),
+            metrics: config.metrics,
             has_served: Cell::new(node.is_serving()),
             upgrading: Cell::new(false),
             waiting: Cell::new(0),
@@ -213,6 +227,10 @@ impl Launcher {
             core.spawn(Class::Control, serving);
         }
         core.spawn(Class::Control, launcher.clone().watch_signals());
+        // Opening a database takes longer than a start, and only one process can have it open.
+        if config.data.is_none() {
+            core.spawn(Class::Background, launcher.clone().keep_spare());
+        }
         if let Some(path) = &config.log.file {
             core.spawn(Class::Background, launcher.clone().watch_log(path.clone()));
         }
@@ -233,11 +251,8 @@ impl Launcher {
             }
             began_ns = self.core.now_ns();
         };
-        let left = self.open.take();
-        left.values().for_each(|open| remove(&open.spec.socket));
-        if let Some(path) = &self.admin {
-            remove(path);
-        }
+        self.dismiss_spare().await;
+        self.remove_names();
         Ok(match status {
             WaitStatus::Exited(_, code) => code,
             WaitStatus::Signaled(_, signal, _) => {
@@ -246,6 +261,68 @@ impl Launcher {
             }
             _ => 1,
         })
+    }
+
+    /// Removes the names of its sockets.
+    fn remove_names(&self) {
+        let left = self.open.take();
+        left.values().for_each(|open| remove(&open.spec.socket));
+        if let Some(path) = &self.admin {
+            remove(path);
+        }
+    }
+
+    /// Keeps a spare node ready.
+    async fn keep_spare(self: Rc<Self>) {
+        loop {
+            self.changed.wait_until(|| self.wants_spare()).await;
+            let ns = match &*self.spare.borrow() {
+                None => SPARE_NS,
+                Some(_) => {
+                    tracing::warn!("the spare node has ended; another one is started in a minute");
+                    SPARE_AGAIN_NS
+                }
+            };
+            let unwanted = self.changed.wait_until(|| !self.wants_spare());
+            if timeout(&self.core, ns, unwanted).await.is_ok() {
+                continue;
+            }
+            self.starts_spare.set(true);
+            let spare = match own_program() {
+                Ok(program) => spawn(&self.core, &program, Role::Spare, &self.changed).await,
+                Err(error) => Err(error.to_string()),
+            };
+            match spare {
+                Ok(spare) => {
+                    tracing::info!(spare = spare.pid.as_raw(), "a spare node was started");
+                    self.attend(&spare);
+                    self.spare.replace(Some(spare));
+                }
+                Err(why) => {
+                    tracing::warn!("no spare node: {why}");
+                    self.core.sleep_ns(SPARE_AGAIN_NS).await;
+                }
+            }
+            self.starts_spare.set(false);
+            self.changed.notify_all();
+        }
+    }
+
+    fn wants_spare(&self) -> bool {
+        let is_missing = self.spare.borrow().as_ref().is_none_or(|spare| spare.has_ended());
+        let node = self.current.borrow();
+        let serves = node.is_serving() && !node.has_ended();
+        let changes = self.upgrading.get() || self.renewing.get() || self.stopping.get();
+        is_missing && serves && !changes
+    }
+
+    /// Ends the spare node, if there is one, and waits for its end.
+    async fn dismiss_spare(&self) {
+        self.changed.wait_until(|| !self.starts_spare.get()).await;
+        if let Some(spare) = self.spare.take() {
+            spare.kill();
+            spare.until_it_ends().await;
+        }
     }
 
     /// Starts a node again that a signal has ended. Returns false if that is not wanted, or not
@@ -278,15 +355,23 @@ impl Launcher {
         if ns > 0 && timeout(&self.core, ns, stopping).await.is_ok() {
             return false;
         }
-        let program = own_program().map_err(|error| error.to_string());
-        let node = match program {
-            Ok(program) => spawn(&self.core, &program, None, &self.changed).await,
-            Err(why) => Err(why),
+        let spare = self.spare.take().filter(|spare| !spare.has_ended());
+        let node = match (spare, own_program()) {
+            (Some(spare), _) => {
+                tracing::info!(node = spare.pid.as_raw(), "the spare node takes its place");
+                Ok(spare)
+            }
+            (None, Ok(program)) => {
+                spawn(&self.core, &program, Role::First, &self.changed).await.inspect(|node| {
+                    self.attend(node);
+                })
+            }
+            (None, Err(error)) => Err(error.to_string()),
         };
         match node {
             Ok(node) => {
-                self.attend(&node);
                 self.make_current(&node);
+                node.call();
                 true
             }
             Err(why) => {
@@ -324,6 +409,7 @@ impl Launcher {
             self.changed.notify_all();
             if stops || starts {
                 node.kill();
+                self.remove_names();
                 self.log.flush(LOG_PATIENCE);
                 std::process::exit(128 + signal);
             }
@@ -351,8 +437,12 @@ impl Launcher {
             let Ok(Some(renewed)) = file.renewed() else { continue };
             let Ok(renewed) = renewed.as_fd().try_clone_to_owned() else { continue };
             let node = self.current.borrow().clone();
-            if let Err(error) = node.channel.ask(&ToNode::Log, &[renewed]).await {
-                tracing::warn!(pid = node.pid.as_raw(), "cannot hand it a log file: {error}");
+            let spare = self.spare.borrow().clone().filter(|spare| !spare.has_ended());
+            for node in [node].into_iter().chain(spare) {
+                let Ok(renewed) = renewed.try_clone() else { continue };
+                if let Err(error) = node.channel.ask(&ToNode::Log, &[renewed]).await {
+                    tracing::warn!(pid = node.pid.as_raw(), "cannot hand it a log file: {error}");
+                }
             }
         }
     }

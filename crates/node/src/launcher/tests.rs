@@ -2,7 +2,7 @@ use std::os::unix::net::UnixStream;
 
 use nix::unistd::Pid;
 
-use super::child::spawn;
+use super::child::{Role, spawn};
 use super::*;
 use crate::admin::Request;
 use crate::disks::protocol::ToLauncher;
@@ -36,7 +36,7 @@ fn one_core() -> RuntimeConfig {
 /// A launcher whose node is played by the test.
 async fn launcher(core: &Core, root: &Path) -> (Rc<Launcher>, Rc<Child>) {
     let changed = Rc::<Event>::default();
-    let node = spawn(core, Path::new("/bin/true"), None, &changed).await.unwrap();
+    let node = spawn(core, Path::new("/bin/true"), Role::First, &changed).await.unwrap();
     let state = State::open(core, &root.join("state")).await.unwrap();
     let sink = Box::new(std::io::sink());
     let (log, _) = Log::start(Default::default(), "off".parse().unwrap(), sink).unwrap();
@@ -146,7 +146,7 @@ fn a_successor_that_serves_is_kept_when_the_node_before_it_has_ended() {
         let root = place.clone();
         async move {
             let (launcher, _) = launcher(&core, &root).await;
-            let next = || spawn(&core, Path::new("/bin/true"), None, &launcher.changed);
+            let next = || spawn(&core, Path::new("/bin/true"), Role::First, &launcher.changed);
             let ended = WaitStatus::Exited(Pid::from_raw(1), 0);
             // The old node lives, so the handover has failed for another reason.
             let node = next().await.unwrap();

@@ -9,7 +9,7 @@ use std::rc::Rc;
 use nix::sys::wait::WaitStatus;
 use reactor::{Class, race, timeout};
 
-use super::child::{Child, STOP_NS, spawn};
+use super::child::{Child, Role, STOP_NS, spawn};
 use super::{Launcher, within};
 use crate::disks::state::State;
 use crate::launcher::to_node::ToNode;
@@ -136,7 +136,8 @@ impl Launcher {
     async fn replace(self: &Rc<Self>, old: &Child, program: &Path) -> Result<Successor, String> {
         let system = |error: std::io::Error| format!("starting {}: {error}", program.display());
         let (ours, theirs) = UnixStream::pair().map_err(system)?;
-        let node = spawn(&self.core, program, Some(theirs.into()), &self.changed).await?;
+        let role = Role::Successor(theirs.into());
+        let node = spawn(&self.core, program, role, &self.changed).await?;
         self.attend(&node);
         let asked_ns = Cell::new(0);
         let handed = async {
@@ -223,6 +224,8 @@ impl Launcher {
             return tracing::warn!("the launcher stays as it is: {error}");
         }
         self.set_renewing(true);
+        // It is a node of this program.
+        self.dismiss_spare().await;
         // The node's earlier requests are answered first.
         let state = self.resources.state();
         while state.is_some_and(State::is_writing) || node.opening() > 0 {

@@ -78,12 +78,12 @@ impl AdminSlot {
     }
 }
 
-/// The process id of the launcher that has started this process, and whether there is a node to
-/// take over from.
+/// The process id of the launcher that has started this process, and whether another node serves
+/// meanwhile: the one to take over from, or the one whose death this one stands ready for.
 pub(super) fn launcher_of_this_process() -> Option<(u32, bool)> {
     let text = std::env::var(launcher::VARIABLE).ok()?;
     let (launcher, role) = text.split_once(':')?;
-    Some((launcher.parse().ok()?, role == "successor"))
+    Some((launcher.parse().ok()?, role != "first"))
 }
 
 /// Creates what a confined process cannot create any more, and confines this process as far as one
@@ -105,7 +105,8 @@ pub(super) fn confine(
     resident_bytes();
     executable();
     working_directory();
-    // If the predecessor listens there, it hands the sockets over.
+    // If the predecessor listens there, it hands the sockets over. The launcher listens for a spare
+    // node.
     let handed = |error: Error| if succeeds { Ok(()) } else { Err(error) };
     let (mut clients, mut metrics) = (Vec::new(), None);
     if let Some(data) = &config.data {
@@ -170,13 +171,14 @@ fn make_directory_now(data: &Path) -> Result<(), Error> {
 }
 
 /// Confines all threads and starts the conversation with the launcher. Returns the line to the
-/// predecessor, if there is one to take over from.
+/// predecessor, if there is one to take over from, and the socket for metrics, if the launcher
+/// listens. A spare node waits here until it is needed.
 pub(super) async fn begin(
     core: &Core,
     node: &Arc<NodeState>,
     confined: &Confined,
     upgrader: &Rc<Upgrader>,
-) -> Result<(Link, Option<OwnedFd>), Error> {
+) -> Result<(Link, Option<OwnedFd>, Option<OwnedFd>), Error> {
     end_with_launcher(confined.launcher)?;
     // No ring can be made afterwards.
     let all_run = || node.started.load(Ordering::Acquire) >= core.cores();
@@ -216,7 +218,11 @@ pub(super) async fn begin(
     core.spawn(Class::Control, Rc::new(requests).run());
     let hello = channel.ask(&ToLauncher::Begin { version: VERSION }, &[]).await?;
     let link = Link { channel, hello: hello.read()?, admin };
-    Ok((link, hello.descriptors.into_iter().next()))
+    let descriptor = hello.descriptors.into_iter().next();
+    Ok(match link.hello.metrics {
+        true => (link, None, descriptor),
+        false => (link, descriptor, None),
+    })
 }
 
 /// The launcher's requests, and what they work on.

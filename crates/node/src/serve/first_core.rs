@@ -67,15 +67,15 @@ impl FirstCore {
         let ending = node.clone();
         let leave = move || leaving.phases.raise(Phase::Draining);
         let upgrader = Upgrader::new(core, leave, move || ending.phases.now() > Phase::Running);
-        let (link, line) = match &node.confined {
+        let (link, line, own_metrics) = match &node.confined {
             None => {
                 let (core, node, upgrader) = (core.clone(), node.clone(), upgrader.clone());
                 core.clone().spawn(Class::Control, watch_signals(core, node, upgrader));
-                (None, line_to_predecessor()?)
+                (None, line_to_predecessor()?, None)
             }
             Some(confined) => {
-                let (link, line) = begin(core, node, confined, &upgrader).await?;
-                (Some(link), line)
+                let (link, line, metrics) = begin(core, node, confined, &upgrader).await?;
+                (Some(link), line, metrics)
             }
         };
         let own = |fd: &OwnedFd| fd.try_clone().ok();
@@ -86,7 +86,7 @@ impl FirstCore {
             .flat_map(|early| &early.clients)
             .map(|door| door.iter().filter_map(own).collect())
             .collect();
-        let mut metrics = early.and_then(|early| own(early.metrics.as_ref()?));
+        let mut metrics = early.and_then(|early| own(early.metrics.as_ref()?)).or(own_metrics);
         let (mut taken, mut predecessor) = (Vec::new(), None);
         if let Some(line) = line {
             let holes = link.as_ref().map(|link| link.hello.holes.clone());
@@ -102,8 +102,9 @@ impl FirstCore {
             }
             metrics = inherited.metrics.or(metrics);
             predecessor = Some(inherited.predecessor);
-            use_huge_pages(!node.config.has_little_memory());
         }
+        // Not before it serves, if another node has served meanwhile.
+        use_huge_pages(!node.config.has_little_memory());
         let metrics = match (node.config.metrics, metrics) {
             (None, _) => None,
             (Some(addr), Some(fd)) => Some(inherited_listener(core, addr, fd)?),
