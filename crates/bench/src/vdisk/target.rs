@@ -75,9 +75,8 @@ impl Target {
         let continued = |log: String| log.matches("connection continues here").count();
         let earlier = continued(self.log());
         let node = self.node().ok_or_else(|| Error::new(Kind::System, "there is no node"))?;
-        signal::kill(node, Signal::SIGKILL).map_err(|error| {
-            Error::new(Kind::System, format!("cannot kill the node: {error}"))
-        })?;
+        signal::kill(node, Signal::SIGKILL)
+            .map_err(|error| Error::new(Kind::System, format!("cannot kill the node: {error}")))?;
         let since = Instant::now();
         while continued(self.log()) == earlier {
             if since.elapsed() > patience {

@@ -190,8 +190,8 @@ fn tombstones_meet_what_they_delete_without_being_asked_to() {
     });
 }
 
-/// A memtable full of tombstones waits for those of level 0, and becomes a table after them although
-/// nobody writes any more.
+/// A memtable full of tombstones waits for those of level 0, and becomes a table after them
+/// although nobody writes any more.
 #[test]
 fn tombstones_leave_the_memtable_when_nobody_writes() {
     let dir = fresh_dir("large-tombstones-memtable");
