@@ -164,7 +164,25 @@ impl BatchWriter {
         })
     }
 
-    /// Replaces operations: `new` appends the new one and returns true, or leaves the old one.
+    /// Removes the deletions of empty ranges. They delete nothing, and RocksDB gives them no
+    /// sequence number when it replays a log: after one in a log's last batch it would not find the
+    /// next log's first batch to follow.
+    ///
+    /// # Errors
+    /// As for [`BatchWriter::store_values`].
+    pub fn remove_empty_ranges(&mut self) -> Result<()> {
+        let mut removed = 0;
+        self.replace(|op, _| {
+            let is_empty = matches!(op, Op::DeleteRange { begin, end, .. } if begin == end);
+            removed += u32::from(is_empty);
+            is_empty
+        })?;
+        self.count -= removed;
+        Ok(())
+    }
+
+    /// Replaces operations: `new` appends the new one, if any, and returns true, or leaves the old
+    /// one.
     fn replace(&mut self, mut new: impl FnMut(Op, &mut Vec<u8>) -> bool) -> Result<()> {
         let mut changed: Option<Vec<u8>> = None;
         let mut operation = Vec::new();

@@ -298,7 +298,10 @@ impl Keys {
     /// Removes all keys, which are before `end`.
     pub fn clear(&mut self, end: Vec<u8>) {
         self.remove(&KeyRange::ALL, Vec::new(), 0);
-        self.removed.push((Vec::new(), end));
+        // The engine gives an empty range no sequence number: see `notes`.
+        if !end.is_empty() {
+            self.removed.push((Vec::new(), end));
+        }
         self.cleared = true;
     }
 

@@ -302,14 +302,7 @@ impl Writer {
     /// Those of [`Writer::write`] that are known before the log is written: then the batch is not
     /// written.
     pub fn submit(&self, mut batch: BatchWriter, keys: Option<i64>) -> Result<Written> {
-        if batch.len() > BATCH_BYTES_MAX {
-            let text = format!("a batch of {} bytes, at most {BATCH_BYTES_MAX}", batch.len());
-            return Err(Error::new(Kind::Memory, text));
-        }
-        self.check(batch.finish(0))?;
-        if let Some(keys) = keys {
-            batch.note_keys(keys);
-        }
+        self.prepare(&mut batch, keys)?;
         if batch.is_empty() {
             let done = Rc::new(Done::default());
             done.set(Ok(self.0.db.visible()));
@@ -319,7 +312,7 @@ impl Writer {
     }
 
     /// As [`Writer::submit`], with a note for the [`Forerunner`], which runs before the batch is
-    /// written.
+    /// written. A deletion of an empty range takes no sequence number.
     ///
     /// # Errors
     /// Those of [`Writer::submit`]. The future resolves to [`Kind::Full`] if the forerunner failed:
@@ -330,14 +323,7 @@ impl Writer {
         keys: Option<i64>,
         note: Note,
     ) -> Result<Written> {
-        if batch.len() > BATCH_BYTES_MAX {
-            let text = format!("a batch of {} bytes, at most {BATCH_BYTES_MAX}", batch.len());
-            return Err(Error::new(Kind::Memory, text));
-        }
-        self.check(batch.finish(0))?;
-        if let Some(keys) = keys {
-            batch.note_keys(keys);
-        }
+        self.prepare(&mut batch, keys)?;
         self.request(Request::Batch { batch, keys, condition: None, note: Some(note) })
     }
 
@@ -362,14 +348,7 @@ impl Writer {
     ) -> Result<Written> {
         let version = self.0.db.version();
         condition.families().try_for_each(|family| version.family(family).map(drop))?;
-        if batch.len() > BATCH_BYTES_MAX {
-            let text = format!("a batch of {} bytes, at most {BATCH_BYTES_MAX}", batch.len());
-            return Err(Error::new(Kind::Memory, text));
-        }
-        self.check(batch.finish(0))?;
-        if let Some(keys) = keys {
-            batch.note_keys(keys);
-        }
+        self.prepare(&mut batch, keys)?;
         let condition = Some(Box::new(condition));
         self.request(Request::Batch { batch, keys, condition, note: None })
     }
@@ -456,11 +435,16 @@ impl Writer {
         self.0.retries.last_error()
     }
 
-    /// Checks that a batch can be applied, before it goes into the log.
-    fn check(&self, batch: &[u8]) -> Result<()> {
+    /// Checks that a batch can be applied, and completes it, before it goes into the log.
+    fn prepare(&self, batch: &mut BatchWriter, keys: Option<i64>) -> Result<()> {
+        if batch.len() > BATCH_BYTES_MAX {
+            let text = format!("a batch of {} bytes, at most {BATCH_BYTES_MAX}", batch.len());
+            return Err(Error::new(Kind::Memory, text));
+        }
         let format = |e: rocksfmt::Error| Error::format("a batch", &e);
         let version = self.0.db.version();
-        for op in WriteBatch::parse(batch).map_err(format)?.ops() {
+        let mut has_empty_range = false;
+        for op in WriteBatch::parse(batch.finish(0)).map_err(format)?.ops() {
             let (_, op) = op.map_err(format)?;
             if let Some(id) = op.column_family() {
                 version.family(id)?;
@@ -478,9 +462,15 @@ impl Writer {
                     let text = "cannot delete a range: its end comes before its start";
                     return Err(Error::new(Kind::Unsupported, text));
                 }
-                Op::DeleteRange { .. } => {}
+                Op::DeleteRange { begin, end, .. } => has_empty_range |= begin == end,
                 _ => return Err(Error::new(Kind::Unsupported, format!("writing {op:?}"))),
             }
+        }
+        if has_empty_range {
+            batch.remove_empty_ranges().map_err(format)?;
+        }
+        if let Some(keys) = keys {
+            batch.note_keys(keys);
         }
         Ok(())
     }

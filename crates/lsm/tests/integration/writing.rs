@@ -194,6 +194,38 @@ fn another_core_sees_whole_batches_in_order() {
     assert_eq!(seen, [ROUNDS, ROUNDS]);
 }
 
+/// RocksDB gives a deletion of an empty range no sequence number when it replays a log. If it were
+/// counted in a log's last batch, RocksDB would not take the next log's first batch to follow.
+#[test]
+fn the_deletion_of_an_empty_range_takes_no_sequence_number() {
+    let dir = fresh_dir("writing-empty-range");
+    let path = dir.clone();
+    on_one_core(move |core| {
+        let path = path.clone();
+        async move {
+            let write = WriteOptions { durability: Durability::Process, ..WriteOptions::default() };
+            let opened = Db::open_for_writing(&core, &path, OpenOptions::default(), write).await;
+            let (db, writer) = opened.unwrap();
+            let first = writer.put(b"a", b"1").await.unwrap();
+            let mut batch = BatchWriter::new();
+            batch.delete_range(0, b"b", b"b");
+            batch.put(0, b"b", b"2");
+            batch.delete_range(0, b"", b"");
+            batch.delete_range(0, b"c", b"d");
+            batch.delete_range(0, b"z", b"z");
+            assert_eq!(writer.write(batch).await.unwrap(), first + 2);
+            assert_eq!(writer.delete_range(0, b"a", b"a").await.unwrap(), first + 2);
+            assert_eq!(writer.put(b"c", b"3").await.unwrap(), first + 3);
+            let reader = db.attach(&core);
+            for key in [b"a", b"b", b"c"] {
+                assert!(reader.get(0, key, None).await.unwrap().is_some());
+            }
+            writer.close().await.unwrap();
+        }
+    });
+    assert_eq!(rocksdb_scan(&dir).len(), 3);
+}
+
 /// `ldb` leaves a table of level 0 at each start. These have range tombstones over each other.
 #[test]
 fn range_tombstones_of_rocksdb_are_merged() {
