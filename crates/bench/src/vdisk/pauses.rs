@@ -206,6 +206,9 @@ fn replace(
     }
     let mut cycles = Vec::new();
     while cycles.len() < plan.times as usize && !ended() {
+        if plan.how == Replacement::Restart {
+            target.until_spare(cycles.len() + 1, PATIENCE)?;
+        }
         let alone = Instant::now();
         std::thread::sleep(WINDOW);
         let begun = Instant::now();

@@ -66,21 +66,36 @@ impl Target {
         Ok(target)
     }
 
+    /// Waits until so many spare nodes were started: one stands ready. Before that a killed node
+    /// takes a whole start, and after ten such deaths in a row the launcher gives up.
+    ///
+    /// # Errors
+    /// It does not come in time.
+    pub fn until_spare(&self, count: usize, patience: Duration) -> Result<(), Error> {
+        self.until_logged("a spare node was started", count, patience)
+    }
+
     /// Kills the node, and returns when the launcher's next one has said that it continues the
     /// connections.
     ///
     /// # Errors
     /// There is no node, or none continues in time.
     pub fn kill_node(&mut self, patience: Duration) -> Result<(), Error> {
-        let continued = |log: String| log.matches("connection continues here").count();
-        let earlier = continued(self.log());
+        let continues = "connection continues here";
+        let earlier = self.log().matches(continues).count();
         let node = self.node().ok_or_else(|| Error::new(Kind::System, "there is no node"))?;
         signal::kill(node, Signal::SIGKILL)
             .map_err(|error| Error::new(Kind::System, format!("cannot kill the node: {error}")))?;
+        self.until_logged(continues, earlier + 1, patience)
+    }
+
+    /// Waits until the log has a text so many times.
+    fn until_logged(&self, text: &str, count: usize, patience: Duration) -> Result<(), Error> {
         let since = Instant::now();
-        while continued(self.log()) == earlier {
+        while self.log().matches(text).count() < count {
             if since.elapsed() > patience {
-                return Err(Error::new(Kind::System, "no node continued in time"));
+                let what = format!("the node has not said in time: {text}");
+                return Err(Error::new(Kind::System, what));
             }
             std::thread::sleep(POLL);
         }
