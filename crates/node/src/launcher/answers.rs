@@ -1,6 +1,6 @@
 //! The answers to a node's questions.
 
-use std::net::Shutdown;
+use std::net::{Shutdown, SocketAddr};
 use std::os::fd::OwnedFd;
 use std::pin::pin;
 use std::rc::Rc;
@@ -18,6 +18,7 @@ use crate::disks::resources::remove;
 use crate::disks::spec::DiskSpec;
 use crate::error::{Error, Kind};
 use crate::ipc::channel::{Question, json_answer};
+use crate::patience::{Exclusive, Patience, patiently};
 
 /// How long a node that has closed its socket may take to end.
 const END_NS: u64 = 1_000_000_000;
@@ -138,14 +139,11 @@ impl Launcher {
                 }
                 node.set_begun(Ok(()));
                 self.changed.wait_until(|| !node.waits() || node.has_ended()).await;
-                // A spare node could not listen while another one did.
-                let listened = self.metrics.filter(|_| node.was_spare()).map(|addr| {
-                    reactor::listen(addr, false).map_err(|error| {
-                        let what = format!("cannot listen for metrics on {addr}: {error}");
-                        Error::new(Kind::System, what)
-                    })
-                });
-                let listener = listened.transpose()?;
+                // A spare node could not listen while another one did, whose ring may do so still.
+                let listener = match self.metrics.filter(|_| node.was_spare()) {
+                    Some(addr) => Some(self.listen(addr).await?),
+                    None => None,
+                };
                 let open = self.open.borrow();
                 let holes = open.iter().map(|(name, open)| (name.clone(), open.holes)).collect();
                 let (admin, remembers) = (self.admin.clone(), self.resources.remembers());
@@ -236,6 +234,18 @@ impl Launcher {
             before.door.close();
         }
         Ok((text, descriptors))
+    }
+
+    /// Listens for metrics.
+    async fn listen(&self, addr: SocketAddr) -> Result<OwnedFd, Error> {
+        let patience = Patience::with(Exclusive::Port(addr));
+        let in_use = |error: &std::io::Error| {
+            error.kind() == std::io::ErrorKind::AddrInUse && patience.lasts(&self.core)
+        };
+        let listening = async || reactor::listen(addr, false);
+        patiently(&self.core, in_use, listening).await.map_err(|error| {
+            Error::new(Kind::System, format!("cannot listen for metrics on {addr}: {error}"))
+        })
     }
 
     /// A disk that an operator has named.

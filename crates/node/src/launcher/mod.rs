@@ -403,8 +403,9 @@ impl Launcher {
                 continue;
             }
             let node = self.current.borrow().clone();
-            // A node that has just taken over does not serve yet, but ends in an orderly way.
-            let starts = !node.is_serving() && !self.upgrading.get();
+            // A node that has just taken over does not serve yet, but ends in an orderly way. One
+            // that has died is about to be started again.
+            let starts = (!node.is_serving() || node.has_ended()) && !self.upgrading.get();
             let stops = self.stopping.replace(true);
             self.changed.notify_all();
             if stops || starts {
