@@ -1,13 +1,12 @@
 //! The answers to a node's questions.
 
-use std::net::{Shutdown, SocketAddr};
+use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
-use std::pin::pin;
 use std::rc::Rc;
 
 use bdev::Parts;
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
-use reactor::{Class, Either, race, timeout};
+use reactor::{Class, timeout};
 
 use super::Launcher;
 use super::child::Child;
@@ -41,22 +40,8 @@ impl Launcher {
         let (launcher, attended) = (self.clone(), node.clone());
         self.core.spawn(Class::Control, async move {
             let node = attended;
-            let mut ended = pin!(launcher.core.process_end(node.pid.as_raw() as u32));
-            let mut has_ended = false;
             loop {
-                let question = match has_ended {
-                    true => node.channel.next().await,
-                    false => match race(node.channel.next(), &mut ended).await {
-                        Either::First(question) => question,
-                        Either::Second(_) => {
-                            // Its ring holds its socket for some tens of milliseconds more.
-                            has_ended = true;
-                            let _ = node.stream.shutdown(Shutdown::Both);
-                            continue;
-                        }
-                    },
-                };
-                let question = match question {
+                let question = match node.channel.next().await {
                     Ok(question) => question,
                     Err(why) => break tracing::debug!(pid = node.pid.as_raw(), "{why}"),
                 };
