@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import pathlib
 import random
 import re
 import signal
@@ -16,6 +15,7 @@ import millrace
 import pytest
 from test_admin import Node, spec
 from test_disks import Disks, both_forms, image, machine
+from test_sandbox import has_ended
 
 TICK = r"GUEST TICK ops=[1-9]\d*"
 
@@ -195,14 +195,6 @@ def test_a_kill_during_a_handover_keeps_the_connection(tmp_path, long):
 def spares(node):
     """The spare nodes that were started so far."""
     return [int(pid) for pid in re.findall(r"a spare node was started spare=(\d+)", node.said())]
-
-
-def has_ended(pid):
-    """Also if nobody has waited for it: another process may have become its parent."""
-    try:
-        return pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except FileNotFoundError:
-        return True
 
 
 def metrics_answer(port):

@@ -80,7 +80,7 @@ impl Target {
     ///
     /// # Errors
     /// There is no node, or none continues in time.
-    pub fn kill_node(&mut self, patience: Duration) -> Result<(), Error> {
+    pub fn kill_node(&self, patience: Duration) -> Result<(), Error> {
         let continues = "connection continues here";
         let earlier = self.log().matches(continues).count();
         let node = self.node().ok_or_else(|| Error::new(Kind::System, "there is no node"))?;

@@ -247,7 +247,7 @@ impl Launcher {
     }
 }
 
-fn copies(descriptors: &[OwnedFd]) -> std::io::Result<Vec<OwnedFd>> {
+pub(super) fn copies(descriptors: &[OwnedFd]) -> std::io::Result<Vec<OwnedFd>> {
     descriptors.iter().map(OwnedFd::try_clone).collect()
 }
 

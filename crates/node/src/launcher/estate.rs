@@ -15,7 +15,7 @@ use nix::unistd::{Pid, execve};
 use reactor::{Core, Event, UnixListener};
 use serde::{Deserialize, Serialize};
 
-use super::answers::OpenDisk;
+use super::answers::{OpenDisk, copies};
 use super::child::{Child, Role, spawn};
 use super::front_door::{DoorState, FrontDoor};
 use super::{Launcher, system};
@@ -145,9 +145,7 @@ impl Launcher {
             for open in self.open.borrow().values() {
                 let OpenDisk { spec, holes, memory, door } = open;
                 let (state, own) = door.export().map_err(failed)?;
-                let copies: std::io::Result<Vec<_>> =
-                    memory.iter().map(OwnedFd::try_clone).collect();
-                let mut descriptors = copies.map_err(failed)?;
+                let mut descriptors = copies(memory).map_err(failed)?;
                 descriptors.extend(own);
                 let (spec, holes, memory) = (spec.clone(), *holes, memory.len());
                 disks.push((DiskText { spec, holes, memory, door: state }, descriptors));

@@ -91,11 +91,6 @@ impl Keeper {
         Keeper { pid, ..Keeper::default() }
     }
 
-    /// The front end's process id; 0 if it is not known.
-    pub fn pid(&self) -> u32 {
-        self.pid
-    }
-
     /// Whether a message is open.
     pub fn is_open(&self) -> bool {
         matches!(self.stage, Stage::Open(_))
@@ -145,6 +140,14 @@ impl Keeper {
                 Stage::Open(OpenMessage { bytes: std::mem::take(&mut self.partial), numbers });
         }
         Ok(())
+    }
+
+    /// The numbers of the open message's descriptors.
+    fn open_numbers(&self) -> Range<u32> {
+        match &self.stage {
+            Stage::Open(message) => message.numbers.clone(),
+            _ => 0..0,
+        }
     }
 
     /// The packets for a node that has to go on with the session, with their descriptors.
@@ -215,11 +218,7 @@ impl Keeper {
     /// Stores a session; returns the descriptors that neither it nor the open message has.
     fn store(&mut self, snapshot: Snapshot) -> Vec<OwnedFd> {
         let mut left = std::mem::take(&mut self.kept);
-        let open = match &self.stage {
-            Stage::Open(message) => message.numbers.clone(),
-            _ => 0..0,
-        };
-        for number in snapshot.numbers.iter().copied().chain(open) {
+        for number in snapshot.numbers.iter().copied().chain(self.open_numbers()) {
             if let Some(descriptor) = left.remove(&number) {
                 self.kept.insert(number, descriptor);
             }
@@ -290,15 +289,11 @@ impl Keeper {
             snapshot: state.snapshot,
             stage,
         };
-        let open = match &keeper.stage {
-            Stage::Open(message) => message.numbers.clone(),
-            _ => 0..0,
-        };
         let fits = keeper.kept.len() == count
             && keeper.partial_descriptors.len() == state.partial_descriptors
             && descriptors.next().is_none()
             && keeper.check(&keeper.snapshot).is_ok()
-            && open.into_iter().all(|number| keeper.kept.contains_key(&number));
+            && keeper.open_numbers().all(|number| keeper.kept.contains_key(&number));
         fits.then_some(keeper)
     }
 }
