@@ -149,8 +149,8 @@ impl Nature {
     pub fn of(op: &IoOp) -> Nature {
         match op {
             IoOp::Read { .. } | IoOp::ReadV { .. } => Nature::Read,
+            IoOp::SyncData { .. } | IoOp::Write { durable: true, .. } => Nature::Sync,
             IoOp::Write { .. } | IoOp::WriteV { .. } | IoOp::Fallocate { .. } => Nature::Write,
-            IoOp::SyncData { .. } => Nature::Sync,
             IoOp::Accept { .. } => Nature::Accept,
             IoOp::Recv { .. } | IoOp::Send { .. } | IoOp::SendMsg { .. } | IoOp::PollIn { .. } => {
                 Nature::Plain
@@ -177,8 +177,9 @@ struct Slot {
 }
 
 impl Slot {
-    /// Poisons the file of a failed sync, whether or not its future still exists. A sync that was
-    /// cancelled before its start, or interrupted, flushed nothing and lost nothing.
+    /// Poisons the file of a failed sync or durable write, whether or not its future still exists.
+    /// A sync that was cancelled before its start, or interrupted, flushed nothing and lost
+    /// nothing.
     #[cold]
     fn failed(&self, result: i32) {
         if self.nature == Nature::Sync

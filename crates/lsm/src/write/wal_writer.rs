@@ -1,8 +1,9 @@
 //! Writing the write-ahead log: whole groups of batches, at most one of them not yet durable.
 //!
 //! - `process`: a group is one buffered write. It survives the end of the process.
-//! - `power`: a group is padded to the device's block, written directly and flushed. It survives a
-//!   power cut.
+//! - `power`: a group is padded to the device's block, and written directly and durably. The first
+//!   and a large one are written and flushed; others are one durable write. It survives a power
+//!   cut.
 //!
 //! The file reserves its space on the disk when it is created, and more before it is needed. So a
 //! write does not find the disk full, and at `power` a flush waits for the data blocks only.
@@ -286,13 +287,21 @@ impl WalWriter {
             Error::io(format_args!("{} at offset {start}", self.name), &e).in_part()
         };
         let mut offset = start;
+        let is_power = self.durability == Durability::Power;
+        // A durable write covers neither other pieces nor the length and the blocks of a new file.
+        let in_one = is_power && self.group.len() <= PIECE && start > 0;
         for piece in self.group.chunks(PIECE) {
-            let mut buf = insist::memory(self.file.core(), piece.len()).await.map_err(io)?;
-            buf[..piece.len()].copy_from_slice(piece);
-            self.file.write_at(offset, buf, piece.len()).await.0.map_err(io)?;
-            offset += piece.len() as u64;
+            let len = piece.len();
+            let mut buf = insist::memory(self.file.core(), len).await.map_err(io)?;
+            buf[..len].copy_from_slice(piece);
+            let write = match in_one {
+                true => self.file.write_durably_at(offset, buf, len),
+                false => self.file.write_at(offset, buf, len),
+            };
+            write.await.0.map_err(io)?;
+            offset += len as u64;
         }
-        if self.durability == Durability::Power {
+        if is_power && !in_one {
             self.file.sync_data().await.map_err(io)?;
         }
         self.group.clear();

@@ -99,6 +99,7 @@ const ALWAYS: &[i64] = &[
     libc::SYS_pwrite64,
     libc::SYS_preadv,
     libc::SYS_pwritev,
+    libc::SYS_pwritev2,
     libc::SYS_preadv2,
     libc::SYS_lseek,
     libc::SYS_close,

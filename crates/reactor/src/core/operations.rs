@@ -80,7 +80,10 @@ impl CoreState {
         let is_disk = nature.is_disk();
         match op {
             IoOp::Read { len, .. } => self.count_bytes(&op, u64::from(len)),
-            IoOp::Write { len, .. } => self.count_bytes(&op, u64::from(len)),
+            IoOp::Write { len, durable, .. } => {
+                self.count_bytes(&op, u64::from(len));
+                self.stats.disk_syncs.add(u64::from(durable));
+            }
             IoOp::SyncData { .. } => self.stats.disk_syncs.add(1),
             _ => {}
         }

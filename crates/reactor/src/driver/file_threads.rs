@@ -59,11 +59,13 @@ impl Job {
                 // until the result is posted: see `Send` above.
                 Ok(unsafe { libc::pread64(fd, ptr.cast(), len as usize, offset) })
             }
-            IoOp::Write { fd, ptr, len, offset } => {
+            IoOp::Write { fd, ptr, len, offset, durable } => {
                 let offset = place(offset)?;
+                let flags = if durable { libc::RWF_DSYNC } else { 0 };
+                let piece = libc::iovec { iov_base: ptr.cast_mut().cast(), iov_len: len as usize };
                 // SAFETY: `ptr` is valid for reads of `len` initialised bytes and nobody writes
                 // to them until the result is posted: see `Send` above.
-                Ok(unsafe { libc::pwrite64(fd, ptr.cast(), len as usize, offset) })
+                Ok(unsafe { libc::pwritev2(fd, &raw const piece, 1, offset, flags) })
             }
             IoOp::ReadV { fd, iov, n, offset, .. } => {
                 let offset = place(offset)?;

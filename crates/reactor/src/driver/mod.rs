@@ -70,6 +70,8 @@ pub enum IoOp {
         len: u32,
         /// Offset in the file.
         offset: u64,
+        /// Complete when the bytes are durable, with what is needed to read them.
+        durable: bool,
     },
     /// Read from a file at an offset into several pieces of memory; completes with the bytes read.
     ReadV {

@@ -280,8 +280,9 @@ fn entry(op: IoOp) -> squeue::Entry {
         IoOp::Read { fd, ptr, len, offset } => {
             opcode::Read::new(types::Fd(fd), ptr, len).offset(offset).build()
         }
-        IoOp::Write { fd, ptr, len, offset } => {
-            opcode::Write::new(types::Fd(fd), ptr, len).offset(offset).build()
+        IoOp::Write { fd, ptr, len, offset, durable } => {
+            let flags = if durable { libc::RWF_DSYNC } else { 0 };
+            opcode::Write::new(types::Fd(fd), ptr, len).offset(offset).rw_flags(flags).build()
         }
         IoOp::ReadV { fd, iov, n, offset, .. } => match single(iov, n) {
             Some((ptr, len)) => opcode::Read::new(types::Fd(fd), ptr, len).offset(offset).build(),
@@ -532,7 +533,7 @@ mod tests {
             assert!(driver.fixed(read(base.wrapping_add(512), len - 512)).is_some());
             assert!(driver.fixed(read(base.wrapping_add(512), len)).is_none());
             assert!(driver.fixed(read(base.wrapping_sub(512), 512)).is_none());
-            let write = IoOp::Write { fd: 0, ptr: base, len: 512, offset: 0 };
+            let write = IoOp::Write { fd: 0, ptr: base, len: 512, offset: 0, durable: false };
             assert!(driver.fixed(write).is_none());
             // The kernel refuses a second registration.
             assert!(register(&driver.ring, MEMORY).is_none());

@@ -223,7 +223,7 @@ impl Flow {
     pub fn stage(&self, place: u8, op: &IoOp, direct: bool, now_ns: u64) -> Lane {
         let (kind, len) = match *op {
             IoOp::Read { len, .. } => (Kind::Read, len),
-            IoOp::Write { len, .. } => (Kind::Write, len),
+            IoOp::Write { len, durable: false, .. } => (Kind::Write, len),
             _ => return Lane::None,
         };
         if !direct || len > PROBE_BYTES {

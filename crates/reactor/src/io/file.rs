@@ -99,7 +99,22 @@ impl File {
     /// # Panics
     /// When `buf` is shorter than `len`.
     pub fn write_at(&self, offset: u64, buf: Buf, len: usize) -> WriteAt {
-        WriteAt::new(self.clone(), offset, buf, len)
+        WriteAt::new(self.clone(), offset, buf, len, false)
+    }
+
+    /// Like [`File::write_at`], but its success means that these bytes are durable, with what is
+    /// needed to read them. It says nothing of other writes and of the file's length. For an
+    /// aligned overwrite of a direct file this is one request to the device instead of a write
+    /// and a flush, where the device can do that.
+    ///
+    /// # Errors
+    /// As [`File::write_at`]. One that the device or the kernel gives poisons the open file, as
+    /// [`File::sync_data`] does.
+    ///
+    /// # Panics
+    /// When `buf` is shorter than `len`.
+    pub fn write_durably_at(&self, offset: u64, buf: Buf, len: usize) -> WriteAt {
+        WriteAt::new(self.clone(), offset, buf, len, true)
     }
 
     /// Makes durable all bytes of writes that had completed when this was started, and the file's

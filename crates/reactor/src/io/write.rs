@@ -11,8 +11,9 @@
 //! A started write or sync is never cancelled: neither by dropping its future nor by a stopping
 //! core, which waits for it. An operation that still waits in the core is dropped with its future.
 //!
-//! A sync covers the writes that had completed when it was started. A failed sync poisons the
-//! [`SharedFile`](crate::SharedFile), so no later one reports success (law 4).
+//! A sync covers the writes that had completed when it was started; a durable write covers itself.
+//! When one of the two fails, it poisons the [`SharedFile`](crate::SharedFile), so no later one
+//! reports success (law 4).
 
 use std::future::Future;
 use std::io;
@@ -32,20 +33,22 @@ enum State<T> {
     Done,
 }
 
-/// The future of [`File::write_at`]. Resolves to success or the error, and the buffer.
+/// The future of [`File::write_at`] and [`File::write_durably_at`]. Resolves to success or the
+/// error, and the buffer.
 pub struct WriteAt {
     file: File,
     offset: u64,
     len: usize,
+    durable: bool,
     /// Bytes the device has taken.
     done: usize,
     state: State<Buf>,
 }
 
 impl WriteAt {
-    pub(crate) fn new(file: File, offset: u64, buf: Buf, len: usize) -> WriteAt {
+    pub(crate) fn new(file: File, offset: u64, buf: Buf, len: usize, durable: bool) -> WriteAt {
         assert!(len <= buf.len(), "the buffer is shorter than the write");
-        WriteAt { file, offset, len, done: 0, state: State::New(buf) }
+        WriteAt { file, offset, len, durable, done: 0, state: State::New(buf) }
     }
 
     /// Starts the write now, so that several can run before the first is awaited.
@@ -79,6 +82,7 @@ impl WriteAt {
             ptr: left.as_ptr(),
             len: left.len() as u32,
             offset: self.offset + self.done as u64,
+            durable: self.durable,
         };
         State::Running(self.file.start(op, Payload::Buf(buf)))
     }
@@ -272,7 +276,7 @@ mod tests {
             let (_reader, writer) = io::pipe().unwrap();
             let fd = writer.try_clone().unwrap();
             let whole = file(&core, writer.into());
-            let mut write = WriteAt::new(whole, 1000, core.alloc(4096).unwrap(), 4096);
+            let mut write = WriteAt::new(whole, 1000, core.alloc(4096).unwrap(), 4096, false);
             assert!(write.taken(Ok(100)).is_none());
             assert!(write.taken(Err(io::ErrorKind::Interrupted.into())).is_none());
             assert_eq!((write.done, write.file.size()), (100, 1100));
@@ -282,7 +286,7 @@ mod tests {
 
             let shared = SharedFile::new(Fd::Host(fd.into()), "test".into(), 0, 512);
             let direct = core.attach(&Arc::new(shared));
-            let mut write = WriteAt::new(direct, 512, core.alloc(4096).unwrap(), 4096);
+            let mut write = WriteAt::new(direct, 512, core.alloc(4096).unwrap(), 4096, false);
             assert!(write.taken(Ok(1024)).is_none());
             assert!(write.taken(Ok(100)).unwrap().is_err());
         });

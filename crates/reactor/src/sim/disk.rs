@@ -355,6 +355,22 @@ impl Disk {
         Ok(len)
     }
 
+    /// Makes the flush of a durable write as planned, right after its bytes were written.
+    pub fn flush_last(&mut self, rng: &mut Rng, inode: &InodeRef, plan: &Plan) -> Result<(), i32> {
+        let mut inode = inode.borrow_mut();
+        match plan.errno {
+            Some(errno) => {
+                inode.fail_flush_last(rng, &mut self.counts);
+                Err(errno)
+            }
+            None if plan.skip => Ok(()),
+            None => {
+                inode.flush_last();
+                Ok(())
+            }
+        }
+    }
+
     /// Makes a sync as planned, which was started after `changes` changes of the file.
     pub fn sync(
         &mut self,

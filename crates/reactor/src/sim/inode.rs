@@ -87,8 +87,9 @@ pub(crate) struct Inode {
     bytes: Arc<Vec<u8>>,
     /// The durable bytes on the medium. The same allocation, until the next write.
     stable: Arc<Vec<u8>>,
-    /// Changes of `bytes` that `stable` lacks, with their numbers.
-    unflushed: VecDeque<(u64, Change)>,
+    /// Changes of `bytes` that `stable` lacks, with their numbers. A durable one is no longer in
+    /// danger, but waits for those before it.
+    unflushed: VecDeque<(u64, Change, Durable)>,
     /// Number of the next change.
     changes: u64,
     /// Allocated bytes, perhaps beyond its end.
@@ -96,6 +97,9 @@ pub(crate) struct Inode {
     /// Wrong bits on the medium, by position: every read sees them until they are healed.
     pub rot: BTreeMap<u64, u8>,
 }
+
+/// Whether a change survives a power cut.
+type Durable = bool;
 
 pub(crate) type InodeRef = Rc<std::cell::RefCell<Inode>>;
 
@@ -155,7 +159,7 @@ impl Inode {
                 self.rot.remove(&at);
             }
         }
-        self.unflushed.push_back((self.changes, change));
+        self.unflushed.push_back((self.changes, change, false));
         self.changes += 1;
     }
 
@@ -184,11 +188,26 @@ impl Inode {
 
     /// Completes a flush that was started after `changes` changes.
     pub fn flush(&mut self, changes: u64) {
-        while let Some((number, _)) = self.unflushed.front()
-            && *number < changes
-            && let Some((_, change)) = self.unflushed.pop_front()
+        while let Some((number, _, durable)) = self.unflushed.front()
+            && (*number < changes || *durable)
+            && let Some((_, change, _)) = self.unflushed.pop_front()
         {
             change.apply(Arc::make_mut(&mut self.stable));
+        }
+    }
+
+    /// Completes the last write as a durable one. It covers no other change.
+    pub fn flush_last(&mut self) {
+        if let Some((.., durable)) = self.unflushed.back_mut() {
+            *durable = true;
+        }
+        self.flush(0);
+    }
+
+    /// Fails the last write as a durable one, of which reads see the bytes: it may be forgotten.
+    pub fn fail_flush_last(&mut self, rng: &mut Rng, counts: &mut FaultCounts) {
+        if rng.coin() && self.unflushed.pop_back().is_some() {
+            counts.dropped += 1;
         }
     }
 
@@ -196,8 +215,8 @@ impl Inode {
     /// forgotten. Reads still see them, and no later flush covers them.
     pub fn fail_flush(&mut self, rng: &mut Rng, changes: u64, counts: &mut FaultCounts) {
         let all = rng.coin();
-        self.unflushed.retain(|(number, _)| {
-            let dropped = *number < changes && (all || rng.coin());
+        self.unflushed.retain(|(number, _, durable)| {
+            let dropped = *number < changes && !durable && (all || rng.coin());
             counts.dropped += u64::from(dropped);
             !dropped
         });
@@ -212,7 +231,12 @@ impl Inode {
         let kept_in_order = rng.index(self.unflushed.len() + 1);
         let mut left = std::mem::take(&mut self.stable);
         let bytes = Arc::make_mut(&mut left);
-        for (n, (_, change)) in std::mem::take(&mut self.unflushed).into_iter().enumerate() {
+        let unflushed = std::mem::take(&mut self.unflushed);
+        for (n, (_, change, durable)) in unflushed.into_iter().enumerate() {
+            if durable {
+                change.apply(bytes);
+                continue;
+            }
             let fate = match mood {
                 Mood::LosesAll => Fate::Lost,
                 Mood::KeepsAll => Fate::Kept,
@@ -313,6 +337,27 @@ mod tests {
             assert!(bytes[2048..3072].chunks(512).all(|s| s == [1; 512] || s == [3; 512]));
             assert!(bytes[3072..4096] == [1; 1024] && bytes[4096..] == [0; 4096]);
         }
+    }
+
+    #[test]
+    fn a_durable_write_stays_and_protects_no_other_write() {
+        let (mut lost, mut uncut) = (0, 0);
+        for seed in 0..100 {
+            let (bytes, counts) = cut(seed, |inode| {
+                inode.write(0, &[2; 1024]);
+                inode.set_len(2048);
+                inode.write(512, &[3; 512]);
+                inode.flush_last();
+                inode.write(4096, &[4; 512]);
+                let changes = inode.changes();
+                inode.fail_flush(&mut Rng::new(seed), changes, &mut FaultCounts::default());
+            });
+            assert_eq!(bytes[512..1024], [3; 512]);
+            lost += u32::from(bytes[..512] == [1; 512]);
+            uncut += u32::from(bytes[2048..].contains(&1));
+            assert!(counts.kept + counts.lost + counts.torn <= 3);
+        }
+        assert!((20..100).contains(&lost) && (20..100).contains(&uncut), "{lost} {uncut}");
     }
 
     #[test]

@@ -59,11 +59,14 @@ pub(crate) struct Running {
     len: u64,
     /// Number of changes of its file when a sync was started.
     changes: u64,
+    /// The flush that is a part of a durable write.
+    flush: Option<Plan>,
 }
 
 impl Running {
     pub fn new(token: Token, op: IoOp, plan: Plan) -> Running {
-        Running { token, op, plan, result: None, data: Vec::new(), len: 0, changes: 0 }
+        let (result, data, flush) = (None, Vec::new(), None);
+        Running { token, op, plan, result, data, len: 0, changes: 0, flush }
     }
 }
 
@@ -390,8 +393,16 @@ impl State {
         let path = inode.borrow().path.clone();
         let range = offset..offset + len;
         let plan = self.plan(core, token, Access::Write, &path, &range, block.max(512));
-        let ns = self.latency(|config| &config.write, len);
-        self.at_the_device(ns, Running { data, ..Running::new(token, op, plan) })
+        let mut ns = self.latency(|config| &config.write, len);
+        let mut running = Running { data, ..Running::new(token, op, plan) };
+        if let IoOp::Write { durable: true, .. } = op {
+            self.note(core, token, What::Sync { file: number });
+            let flush = self.plan(core, token, Access::Sync, &path, &(0..u64::MAX), 512);
+            ns += self.latency(|config| &config.sync, 0) + flush.extra_ns;
+            running.plan.stuck |= flush.stuck;
+            running.flush = Some(flush);
+        }
+        self.at_the_device(ns, running)
     }
 
     /// Punches a hole or zeroes a range: a write of zeroes up to the end of the file, which the
@@ -533,7 +544,7 @@ impl State {
                     | IoOp::Fallocate { fd, offset, .. },
                 ) => {
                     let inode = self.file_in_use(fd, token);
-                    let Running { data, plan, .. } = &running;
+                    let Running { data, plan, flush, .. } = &running;
                     let end = offset + data.len() as u64;
                     let full = plan.errno.is_none() && self.room_for(&inode, end).is_err();
                     let done = if full {
@@ -542,6 +553,12 @@ impl State {
                     } else {
                         self.disk.write(&mut self.device, &inode, offset, data, plan)
                     };
+                    let done = done.and_then(|n| match flush {
+                        Some(flush) if n > 0 => {
+                            self.disk.flush_last(&mut self.device, &inode, flush).map(|()| n)
+                        }
+                        _ => Ok(n),
+                    });
                     let taken = if let IoOp::Fallocate { .. } = op { 0 } else { i32::MAX };
                     let n = done.map(|n| (n as i32).min(taken));
                     Outcome::plain(token, op, n.unwrap_or_else(|errno| -errno))

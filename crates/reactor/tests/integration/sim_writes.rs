@@ -446,6 +446,40 @@ fn changes_forgotten_by_a_failed_sync_are_not_covered_by_the_next() {
     assert!(saved > 10 && forgotten > 10, "{saved} {forgotten}");
 }
 
+/// A durable write stays, one that fails is forgotten or not, and a file of which one has failed
+/// takes no more.
+#[test]
+fn a_durable_write_survives_a_power_cut_and_its_failure_poisons_the_file() {
+    let (mut saved, mut forgotten) = (0, 0);
+    for seed in 0..100 {
+        let world = world(seed, 1);
+        let inside = world.clone();
+        crashes(&world, move |core| {
+            let world = inside.clone();
+            async move {
+                let file = make(&core, "/db/f", Mode::Direct).await;
+                file.sync_data().await.unwrap();
+                core.sync_dir("/db".as_ref()).await.unwrap();
+                let write =
+                    |offset, byte| file.write_durably_at(offset, filled(&core, 1024, byte), 1024);
+                write(0, 1).await.0.unwrap();
+                let bad = Fault::new(FaultKind::Error(libc::EIO)).of(Access::Sync).times(1);
+                world.add_fault(bad);
+                assert_eq!(errno(&write(1024, 2).await.0.unwrap_err()), Some(libc::EIO));
+                let poisoned = write(1024, 3).await.0.unwrap_err();
+                assert!(poisoned.to_string().contains("earlier flush"), "{poisoned}");
+                world.crash(Crash::PowerCut);
+                for_ever(&core).await;
+            }
+        });
+        let left = world.bytes("/db/f").unwrap();
+        assert_eq!(left[..1024], [1; 1024]);
+        assert!(left[1024..].chunks(512).all(|part| part == [0; 512] || part == [2; 512]));
+        *if left.contains(&2) { &mut saved } else { &mut forgotten } += 1;
+    }
+    assert!(saved > 10 && forgotten > 10, "{saved} {forgotten}");
+}
+
 /// Renaming before the bytes are durable is the classic mistake; the model must show it.
 #[test]
 fn a_rename_is_atomic_and_does_not_wait_for_the_bytes() {

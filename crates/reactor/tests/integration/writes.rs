@@ -81,6 +81,28 @@ on_every_driver! {
         });
     }
 
+    /// A core counts it as a write and as a flush.
+    fn a_durable_write_is_read_back(kind: DriverKind) {
+        in_a_directory("durable", kind, |core, dir| async move {
+            for mode in MODES {
+                let path = dir.join("file");
+                let file = make(&core, &path, mode).await;
+                let counted = |core: &Core| {
+                    let stats = core.stats();
+                    (stats.disk_writes.get(), stats.disk_syncs.get())
+                };
+                let (writes, syncs) = counted(&core);
+                for (offset, first) in [(0, 1), (4096, 9), (0, 3)] {
+                    let write = file.write_durably_at(offset, blocks(&core, first, 8), 4096);
+                    write.await.0.unwrap();
+                }
+                assert_eq!(counted(&core), (writes + 3, syncs + 3));
+                let bytes = std::fs::read(&path).unwrap();
+                assert_eq!(bytes, [&blocks(&core, 3, 8)[..], &blocks(&core, 9, 8)[..]].concat());
+            }
+        });
+    }
+
     /// Only the first bytes of the buffer, at any offset, over old bytes.
     fn a_buffered_write_goes_to_any_byte(kind: DriverKind) {
         in_a_directory("any", kind, |core, dir| async move {
