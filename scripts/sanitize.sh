@@ -1,5 +1,5 @@
 #!/bin/sh
-# Runs the tests of the crates that have unsafe code under AddressSanitizer and ThreadSanitizer.
+# Runs the tests of the crates that have unsafe code, and of the C library, under AddressSanitizer and ThreadSanitizer.
 #   scripts/sanitize.sh [address|thread]...
 # Needs a nightly toolchain, without rust-src.
 #
@@ -38,6 +38,12 @@ for sanitizer in ${*:-address thread}; do
   echo "--- $sanitizer ---"
   # shellcheck disable=SC2086
   RUSTFLAGS="$flags ${RUSTFLAGS:-}" cargo +nightly test $crates --target "$target" --lib --tests --no-fail-fast \
+    -- --test-threads 1 || status=1
+  # The C programs are instrumented, too, and have the sanitizer's runtime, which the library finds there.
+  runtime=$(rustc +nightly --print target-libdir --target "$target")/librustc-nightly_rt.$(echo "$sanitizer" | cut -c1)san.a
+  MILLRACE_CFLAGS="-fsanitize=$sanitizer" \
+    MILLRACE_LDFLAGS="-Wl,--whole-archive $runtime -Wl,--no-whole-archive -Wl,--export-dynamic" \
+    RUSTFLAGS="$flags ${RUSTFLAGS:-}" cargo +nightly test -p millrace-capi --target "$target" --tests --no-fail-fast \
     -- --test-threads 1 || status=1
 done
 if [ "$status" -eq 0 ]; then echo "sanitize: clean"; else echo "sanitize: FAILED"; fi

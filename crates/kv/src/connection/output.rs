@@ -1,5 +1,5 @@
-//! Bytes to be sent to a client, in order: most of them copied into one buffer, long values by
-//! reference.
+//! Bytes to be sent to a client, in order: most of them copied into one buffer, long values and
+//! long replies as they are.
 
 use std::cell::Cell;
 use std::io;
@@ -77,7 +77,8 @@ impl Output {
             *self = other;
             return;
         }
-        if !other.parts.is_empty() {
+        let is_long = other.tail.len() > KEPT_BYTES_MAX;
+        if is_long || !other.parts.is_empty() {
             if !self.tail.is_empty() {
                 self.parts_bytes += self.tail.len();
                 self.parts.push(Part::Bytes(std::mem::take(&mut self.tail)));
@@ -86,7 +87,10 @@ impl Output {
             self.pinned_bytes += other.pinned_bytes;
             self.parts.append(&mut other.parts);
         }
-        self.tail.extend_from_slice(&other.tail);
+        match is_long {
+            true => self.tail = other.tail,
+            false => self.tail.extend_from_slice(&other.tail),
+        }
     }
 
     /// Takes everything out to be sent; `None` when it is empty.

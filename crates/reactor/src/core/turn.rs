@@ -115,6 +115,10 @@ impl Core {
             if ready == 0 {
                 continue;
             }
+            // What requests have started need not wait until a bulk task has run.
+            if class == Class::Bulk as usize && inner.driver.borrow().staged() > 0 {
+                inner.enter(Wait::No);
+            }
             let (budget_from, clock_every) = match class {
                 0 | 1 => (started, 16),
                 _ => {
