@@ -60,12 +60,17 @@ impl Output {
         &mut self.tail
     }
 
-    /// Appends bytes by reference.
-    pub fn push_slice(&mut self, slice: Slice) {
+    /// Makes the tail a part, so that something may follow it.
+    fn end_tail(&mut self) {
         if !self.tail.is_empty() {
             self.parts_bytes += self.tail.len();
             self.parts.push(Part::Bytes(std::mem::take(&mut self.tail)));
         }
+    }
+
+    /// Appends bytes by reference.
+    pub fn push_slice(&mut self, slice: Slice) {
+        self.end_tail();
         self.parts_bytes += slice.len();
         self.pinned_bytes += slice.footprint();
         self.parts.push(Part::Slice(slice));
@@ -79,10 +84,7 @@ impl Output {
         }
         let is_long = other.tail.len() > KEPT_BYTES_MAX;
         if is_long || !other.parts.is_empty() {
-            if !self.tail.is_empty() {
-                self.parts_bytes += self.tail.len();
-                self.parts.push(Part::Bytes(std::mem::take(&mut self.tail)));
-            }
+            self.end_tail();
             self.parts_bytes += other.parts_bytes;
             self.pinned_bytes += other.pinned_bytes;
             self.parts.append(&mut other.parts);

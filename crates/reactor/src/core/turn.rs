@@ -115,7 +115,8 @@ impl Core {
             if ready == 0 {
                 continue;
             }
-            // What requests have started need not wait until a bulk task has run.
+            // What requests have started need not wait until a bulk task has run. Before background
+            // work the same was measured: writes beside reads take longer (docs/BENCHMARKS.md).
             if class == Class::Bulk as usize && inner.driver.borrow().staged() > 0 {
                 inner.enter(Wait::No);
             }

@@ -61,10 +61,11 @@ impl Job {
             }
             IoOp::Write { fd, ptr, len, offset, durable } => {
                 let offset = place(offset)?;
-                let flags = if durable { libc::RWF_DSYNC } else { 0 };
+                let flags = super::rw_flags(durable);
                 let piece = libc::iovec { iov_base: ptr.cast_mut().cast(), iov_len: len as usize };
-                // SAFETY: `ptr` is valid for reads of `len` initialised bytes and nobody writes
-                // to them until the result is posted: see `Send` above.
+                // SAFETY: a pointer to one live piece; `ptr` is valid for reads of `len`
+                // initialised bytes and nobody writes to them until the result is
+                // posted: see `Send` above.
                 Ok(unsafe { libc::pwritev2(fd, &raw const piece, 1, offset, flags) })
             }
             IoOp::ReadV { fd, iov, n, offset, .. } => {

@@ -387,6 +387,11 @@ pub trait Driver {
 /// Longest wait for more than one completion in nanoseconds.
 pub(crate) const GATHER_NS: u64 = 200_000;
 
+/// The `RWF_*` flags of a write.
+fn rw_flags(durable: bool) -> i32 {
+    if durable { libc::RWF_DSYNC } else { 0 }
+}
+
 /// The host's monotonic clock.
 #[expect(clippy::disallowed_methods, reason = "the drivers are where the clock is read")]
 fn host_now_ns() -> u64 {

@@ -281,7 +281,7 @@ fn entry(op: IoOp) -> squeue::Entry {
             opcode::Read::new(types::Fd(fd), ptr, len).offset(offset).build()
         }
         IoOp::Write { fd, ptr, len, offset, durable } => {
-            let flags = if durable { libc::RWF_DSYNC } else { 0 };
+            let flags = super::rw_flags(durable);
             opcode::Write::new(types::Fd(fd), ptr, len).offset(offset).rw_flags(flags).build()
         }
         IoOp::ReadV { fd, iov, n, offset, .. } => match single(iov, n) {

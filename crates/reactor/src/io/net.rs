@@ -19,7 +19,7 @@ use crate::io::file::io_result;
 use crate::op::{Hold, Message, OpId, Part, Payload};
 
 /// Most bytes of one send. The kernel copies them while the core waits, and with it all other
-/// connections: about 10 µs.
+/// connections.
 const SEND_BYTES_MAX: usize = 64 << 10;
 
 pub(crate) struct SocketInner {
@@ -221,8 +221,8 @@ impl Socket {
         (result, buf)
     }
 
-    /// Sends at most 64 KiB of `buf` from `from` on, once; waits until the socket
-    /// takes some of them. Returns their number.
+    /// Sends at most 64 KiB of `buf` from `from` on, once; waits until the socket takes some bytes.
+    /// Returns their number.
     pub async fn send_some(&self, buf: Vec<u8>, from: usize) -> (io::Result<usize>, Vec<u8>) {
         let rest = &buf[from..];
         let op = IoOp::Send {

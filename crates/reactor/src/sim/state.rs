@@ -396,9 +396,8 @@ impl State {
         let mut ns = self.latency(|config| &config.write, len);
         let mut running = Running { data, ..Running::new(token, op, plan) };
         if let IoOp::Write { durable: true, .. } = op {
-            self.note(core, token, What::Sync { file: number });
-            let flush = self.plan(core, token, Access::Sync, &path, &(0..u64::MAX), 512);
-            ns += self.latency(|config| &config.sync, 0) + flush.extra_ns;
+            let (flush, flush_ns) = self.plan_sync(core, token, &inode);
+            ns += flush_ns + flush.extra_ns;
             running.plan.stuck |= flush.stuck;
             running.flush = Some(flush);
         }
@@ -434,12 +433,17 @@ impl State {
         let Some(OpenFile { inode, .. }) = self.file(fd) else {
             return self.refuse(token, op, libc::EBADF);
         };
-        let (number, changes) = (inode.borrow().number, inode.borrow().changes());
-        self.note(core, token, What::Sync { file: number });
-        let path = inode.borrow().path.clone();
-        let plan = self.plan(core, token, Access::Sync, &path, &(0..u64::MAX), 512);
-        let ns = self.latency(|config| &config.sync, 0);
+        let changes = inode.borrow().changes();
+        let (plan, ns) = self.plan_sync(core, token, &inode);
         self.at_the_device(ns, Running { changes, ..Running::new(token, op, plan) })
+    }
+
+    /// Decides the fate of a flush of a file, and the time that it takes without a fault.
+    fn plan_sync(&mut self, core: usize, token: Token, inode: &InodeRef) -> (Plan, u64) {
+        let (number, path) = (inode.borrow().number, inode.borrow().path.clone());
+        self.note(core, token, What::Sync { file: number });
+        let plan = self.plan(core, token, Access::Sync, &path, &(0..u64::MAX), 512);
+        (plan, self.latency(|config| &config.sync, 0))
     }
 
     /// The completion time of an operation with this plan, which takes `ns` without it.

@@ -46,6 +46,22 @@ fn crashes<Fut: Future<Output = ()> + 'static>(world: &World, main: impl Fn(Core
     }
 }
 
+/// Runs a process on one core, and cuts the power when it is done.
+fn cut_after<Fut: Future<Output = ()>>(
+    world: &World,
+    main: impl Fn(Core, World) -> Fut + Clone + 'static,
+) {
+    let inside = world.clone();
+    crashes(world, move |core| {
+        let (main, world) = (main.clone(), inside.clone());
+        async move {
+            main(core.clone(), world.clone()).await;
+            world.crash(Crash::PowerCut);
+            for_ever(&core).await;
+        }
+    });
+}
+
 /// Waits for ever.
 async fn for_ever(core: &Core) {
     core.sleep_ns(u64::MAX).await;
@@ -419,24 +435,18 @@ fn changes_forgotten_by_a_failed_sync_are_not_covered_by_the_next() {
     let (mut saved, mut forgotten) = (0, 0);
     for seed in 0..100 {
         let world = world(seed, 1);
-        let inside = world.clone();
-        crashes(&world, move |core| {
-            let world = inside.clone();
-            async move {
-                let file = make(&core, "/db/f", Mode::Direct).await;
-                core.sync_dir("/db".as_ref()).await.unwrap();
-                write(&file, 0, 512, 1).await.unwrap();
-                let bad = Fault::new(FaultKind::Error(libc::EIO)).of(Access::Sync).times(1);
-                world.add_fault(bad);
-                file.sync_data().await.unwrap_err();
-                let path = Path::new("/db/f");
-                let again = core.open_for_writing(path, Opening::Existing, Mode::Direct).await;
-                let again = core.attach(&again.unwrap());
-                assert_eq!(read(&again, 0, 512).await, [1; 512], "it is still in the page cache");
-                again.sync_data().await.unwrap();
-                world.crash(Crash::PowerCut);
-                for_ever(&core).await;
-            }
+        cut_after(&world, |core, world| async move {
+            let file = make(&core, "/db/f", Mode::Direct).await;
+            core.sync_dir("/db".as_ref()).await.unwrap();
+            write(&file, 0, 512, 1).await.unwrap();
+            let bad = Fault::new(FaultKind::Error(libc::EIO)).of(Access::Sync).times(1);
+            world.add_fault(bad);
+            file.sync_data().await.unwrap_err();
+            let path = Path::new("/db/f");
+            let again = core.open_for_writing(path, Opening::Existing, Mode::Direct).await;
+            let again = core.attach(&again.unwrap());
+            assert_eq!(read(&again, 0, 512).await, [1; 512], "it is still in the page cache");
+            again.sync_data().await.unwrap();
         });
         let left = world.bytes("/db/f").unwrap();
         assert!(left[..] == [1; 512] || left.is_empty());
@@ -453,24 +463,18 @@ fn a_durable_write_survives_a_power_cut_and_its_failure_poisons_the_file() {
     let (mut saved, mut forgotten) = (0, 0);
     for seed in 0..100 {
         let world = world(seed, 1);
-        let inside = world.clone();
-        crashes(&world, move |core| {
-            let world = inside.clone();
-            async move {
-                let file = make(&core, "/db/f", Mode::Direct).await;
-                file.sync_data().await.unwrap();
-                core.sync_dir("/db".as_ref()).await.unwrap();
-                let write =
-                    |offset, byte| file.write_durably_at(offset, filled(&core, 1024, byte), 1024);
-                write(0, 1).await.0.unwrap();
-                let bad = Fault::new(FaultKind::Error(libc::EIO)).of(Access::Sync).times(1);
-                world.add_fault(bad);
-                assert_eq!(errno(&write(1024, 2).await.0.unwrap_err()), Some(libc::EIO));
-                let poisoned = write(1024, 3).await.0.unwrap_err();
-                assert!(poisoned.to_string().contains("earlier flush"), "{poisoned}");
-                world.crash(Crash::PowerCut);
-                for_ever(&core).await;
-            }
+        cut_after(&world, |core, world| async move {
+            let file = make(&core, "/db/f", Mode::Direct).await;
+            file.sync_data().await.unwrap();
+            core.sync_dir("/db".as_ref()).await.unwrap();
+            let write =
+                |offset, byte| file.write_durably_at(offset, filled(&core, 1024, byte), 1024);
+            write(0, 1).await.0.unwrap();
+            let bad = Fault::new(FaultKind::Error(libc::EIO)).of(Access::Sync).times(1);
+            world.add_fault(bad);
+            assert_eq!(errno(&write(1024, 2).await.0.unwrap_err()), Some(libc::EIO));
+            let poisoned = write(1024, 3).await.0.unwrap_err();
+            assert!(poisoned.to_string().contains("earlier flush"), "{poisoned}");
         });
         let left = world.bytes("/db/f").unwrap();
         assert_eq!(left[..1024], [1; 1024]);
@@ -487,16 +491,10 @@ fn a_rename_is_atomic_and_does_not_wait_for_the_bytes() {
     for seed in 0..SEEDS {
         let world = world(seed, 1);
         world.add_file("/db/CURRENT", *b"old");
-        let inside = world.clone();
-        crashes(&world, move |core| {
-            let world = inside.clone();
-            async move {
-                let file = make(&core, "/db/draft", Mode::Buffered).await;
-                write(&file, 0, 3, b'n').await.unwrap();
-                core.rename("/db/draft".as_ref(), "/db/CURRENT".as_ref()).await.unwrap();
-                world.crash(Crash::PowerCut);
-                for_ever(&core).await;
-            }
+        cut_after(&world, |core, _| async move {
+            let file = make(&core, "/db/draft", Mode::Buffered).await;
+            write(&file, 0, 3, b'n').await.unwrap();
+            core.rename("/db/draft".as_ref(), "/db/CURRENT".as_ref()).await.unwrap();
         });
         match &world.bytes("/db/CURRENT").expect("the one or the other")[..] {
             b"old" => old += 1,
