@@ -15,7 +15,6 @@
 mod bell;
 mod core;
 mod driver;
-mod edge;
 mod flow;
 mod fork;
 mod idle;

@@ -73,6 +73,7 @@ fn honest(node: &Node, nth: usize) {
 
 /// One test, because the limits belong to the process.
 #[test]
+#[cfg_attr(tsan, ignore = "the sanitizer takes most of the addresses")]
 fn front_ends_get_a_share_of_the_addresses() {
     let uris = ["null:1G", "null:1G", "null:1G", "delay:all=1s|mem:64M", "mem:64M"];
     let node = Node::start(Scratch::new("bounded"), &uris);

@@ -10,7 +10,7 @@
 //! after that, and must report every operation exactly once.
 //!
 //! This is the lowest room of the crate: it uses only the queues and flags that it shares with
-//! other threads (`inbox`, `sleep`, `edge`) and the alignment of buffers; only tests use more.
+//! other threads (`inbox`, `sleep`) and the alignment of buffers; only tests use more.
 //! There is one circle: the simulated driver works on the devices of [`crate::sim`], which speak
 //! this module's types. It is here because all writing to an operation's memory is in this room.
 

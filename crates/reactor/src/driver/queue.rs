@@ -11,8 +11,6 @@
 use std::collections::VecDeque;
 use std::sync::PoisonError;
 
-use crate::edge::Edge;
-
 struct Jobs<J> {
     waiting: VecDeque<J>,
     /// Threads in `pop` that found nothing.
@@ -25,26 +23,17 @@ struct Jobs<J> {
 pub(super) struct Queue<J> {
     jobs: std::sync::Mutex<Jobs<J>>,
     wake: std::sync::Condvar,
-    edge: Edge,
 }
 
 impl<J> Queue<J> {
     #[expect(clippy::disallowed_types, reason = "as above")]
     pub fn new() -> Queue<J> {
         let jobs = Jobs { waiting: VecDeque::new(), idle: 0, stopped: false };
-        Queue {
-            jobs: std::sync::Mutex::new(jobs),
-            wake: std::sync::Condvar::new(),
-            edge: Edge::new(),
-        }
+        Queue { jobs: std::sync::Mutex::new(jobs), wake: std::sync::Condvar::new() }
     }
 
     fn with<R>(&self, f: impl FnOnce(&mut Jobs<J>) -> R) -> R {
-        let mut jobs = self.jobs.lock().unwrap_or_else(PoisonError::into_inner);
-        self.edge.taken();
-        let result = f(&mut jobs);
-        self.edge.given();
-        result
+        f(&mut self.jobs.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// Appends `jobs` and wakes as many idle threads as there are jobs.
@@ -62,22 +51,17 @@ impl<J> Queue<J> {
     /// Waits for a job and takes the oldest; `None` once the queue has been stopped.
     pub fn pop(&self) -> Option<J> {
         let mut jobs = self.jobs.lock().unwrap_or_else(PoisonError::into_inner);
-        self.edge.taken();
-        let job = loop {
+        loop {
             if jobs.stopped {
-                break None;
+                return None;
             }
             if let Some(job) = jobs.waiting.pop_front() {
-                break Some(job);
+                return Some(job);
             }
             jobs.idle += 1;
-            self.edge.given();
             jobs = self.wake.wait(jobs).unwrap_or_else(PoisonError::into_inner);
-            self.edge.taken();
             jobs.idle -= 1;
-        };
-        self.edge.given();
-        job
+        }
     }
 
     /// Drops the waiting jobs and makes every `pop` return `None`.

@@ -9,7 +9,6 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::{Arc, Weak};
 
 use super::{MetaOut, Token};
-use crate::edge::Edge;
 use crate::inbox::{self, SendError, Sender};
 use crate::sleep::SleepFlag;
 
@@ -118,16 +117,11 @@ pub(crate) type Inbox = inbox::Inbox<Remote>;
 #[expect(clippy::disallowed_types, reason = "start, stop and foreign wake-ups only")]
 static REGISTRY: std::sync::Mutex<BTreeMap<u32, Weak<CoreAddress>>> =
     std::sync::Mutex::new(BTreeMap::new());
-static REGISTRY_EDGE: Edge = Edge::new();
 
 static NEXT: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(1);
 
 fn registry<R>(f: impl FnOnce(&mut BTreeMap<u32, Weak<CoreAddress>>) -> R) -> R {
-    let mut cores = REGISTRY.lock().unwrap_or_else(|e| e.into_inner());
-    REGISTRY_EDGE.taken();
-    let result = f(&mut cores);
-    REGISTRY_EDGE.given();
-    result
+    f(&mut REGISTRY.lock().unwrap_or_else(|e| e.into_inner()))
 }
 
 /// Gives a core a number that none of the last million cores of this process had.
