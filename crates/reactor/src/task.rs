@@ -39,7 +39,8 @@ pub enum Class {
     Foreground,
     /// Flush, compaction, checks: together at most 100 µs of a turn while other tasks are ready.
     Background,
-    /// Export, migration: after all other classes.
+    /// Export, migration, long replies: after all other classes, together at most 20 µs of a turn
+    /// with what they submit.
     Bulk,
 }
 

@@ -12,7 +12,7 @@ use std::pin::pin;
 use std::rc::Rc;
 use std::task::Poll;
 
-use reactor::{Part, Socket, timeout};
+use reactor::{Class, Core, Part, Socket, timeout};
 
 use crate::client::gauge::Share;
 use crate::client::registry::Client;
@@ -39,6 +39,9 @@ const RECEIVE_BYTES_MAX: usize = 64 * 1024;
 const SEAL_BYTES: usize = 64 * 1024;
 const SEAL_BYTES_LEAST: usize = 16 * 1024;
 
+/// Replies that are longer in all are a bulk transfer: they take several sends.
+const BULK_BYTES: usize = 128 * 1024;
+
 /// A larger buffer of sealed replies is not kept.
 const KEPT_BYTES_MAX: usize = 4 * 1024;
 
@@ -58,8 +61,16 @@ impl Link {
         }
     }
 
-    /// Sends all bytes. `sends` counts the times that the socket accepted some.
-    pub async fn send(self, what: Sending, accepted: Rc<Cell<u64>>) -> Sent {
+    /// Sends all bytes. `accepted` counts those that the socket has accepted. Many bytes are sent
+    /// by a bulk task, so that other connections' requests come between its sends.
+    pub async fn send(self, core: Core, what: Sending, accepted: Rc<Cell<u64>>) -> Sent {
+        if what.len() > BULK_BYTES {
+            return core.spawn(Class::Bulk, self.send_all(what, accepted)).owned().await;
+        }
+        self.send_all(what, accepted).await
+    }
+
+    async fn send_all(self, what: Sending, accepted: Rc<Cell<u64>>) -> Sent {
         match self {
             Link::Plain(socket) => output::send(socket, what, accepted).await,
             Link::Secure(secure) => Box::pin(secure.send(what, accepted)).await,

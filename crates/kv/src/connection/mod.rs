@@ -101,7 +101,8 @@ pub(crate) async fn serve(
         if sending.is_none()
             && let Some(batch) = connection.session.replies.take()
         {
-            sending.set(Some(link.clone().send(batch, connection.client.accepted.clone())));
+            let accepted = connection.client.accepted.clone();
+            sending.set(Some(link.clone().send(state.core.clone(), batch, accepted)));
         }
         connection.session.replies.account();
         if connection.is_done(sending.is_some()) {

@@ -23,11 +23,11 @@ use crate::core::state::CoreState;
 use crate::read::small::write_error;
 
 /// Keys that are entered or looked up between two checkpoints.
-const KEYS_AT_ONCE: usize = 16;
+const KEYS_AT_ONCE: usize = 8;
 /// Bytes of a record in a frame besides its key and its value.
 const HEADER_BYTES: usize = 16;
 /// Values copied between two checkpoints, in bytes.
-const BYTES_AT_ONCE: usize = 32 << 10;
+const BYTES_AT_ONCE: usize = 16 << 10;
 
 const MANY: &str = "ERR too many connections of this core have stretches that are tracked";
 

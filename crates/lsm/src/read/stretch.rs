@@ -17,8 +17,10 @@ use crate::read::value::Place;
 pub const STRETCH_RECORD_BYTES_MAX: usize = 64 << 10;
 /// Read beyond the range for the end of its last record; a longer rest is read by itself.
 const TAIL_BYTES: usize = 8 << 10;
-/// Bytes looked at between two checkpoints.
+/// Bytes looked at between two checkpoints, and the same while a record's begin is looked for,
+/// which takes a checksum at each byte.
 const STEP_BYTES: usize = 16 << 10;
+const SEARCH_BYTES: usize = 512;
 
 /// Records of a range of a blob file, in the order of the file.
 pub struct Stretch {
@@ -107,10 +109,10 @@ pub(crate) async fn read(
             state.core.checkpoint().await;
             step = at + STEP_BYTES;
         }
-        // Not further than the next step, if there is no record.
-        let until = (step + BLOB_RECORD_HEADER_BYTES).min(data.len());
+        let until = (at + SEARCH_BYTES + BLOB_RECORD_HEADER_BYTES).min(data.len());
         let Some((start, found)) = BlobRecord::find(&data[..until], at) else {
-            at = step;
+            at += SEARCH_BYTES;
+            state.core.checkpoint().await;
             continue;
         };
         if start >= within {

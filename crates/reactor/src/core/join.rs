@@ -96,6 +96,17 @@ impl<T> OwnedTask<T> {
     }
 }
 
+impl<T> Future for OwnedTask<T> {
+    type Output = T;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<T> {
+        match &mut self.0 {
+            Some(task) => Pin::new(task).poll(cx),
+            None => Poll::Pending,
+        }
+    }
+}
+
 impl<T> Drop for OwnedTask<T> {
     fn drop(&mut self) {
         if let Some(task) = self.0.take() {

@@ -8,12 +8,14 @@ use crate::driver::Wait;
 use crate::driver::remote::{Remote, TaskId};
 use crate::flow::Lane;
 use crate::poller::Pollers;
-use crate::task::{self, BoxFuture, CLASSES, Class};
+use crate::task::{self, BoxFuture, Class};
 
 /// Most tasks of one class that run in one turn, whatever time they take.
 const TASKS_PER_TURN: usize = 512;
 /// Share of one turn of foreground work, and of background and bulk work together.
 const BUDGET_NS: u64 = 100_000;
+/// Share of bulk work in that, with what it submits: a request that comes meanwhile waits for it.
+const BULK_BUDGET_NS: u64 = 20_000;
 /// Messages taken from one other core, or from foreign threads, in one turn.
 const MESSAGES_PER_TURN: usize = 32;
 /// Most rounds of the pollers in one turn in which nothing else is ready.
@@ -107,37 +109,39 @@ impl Core {
         let mut worked = false;
         let started = inner.now.get();
         let mut background_started = None;
-        for class in 0..CLASSES {
+        for class in [Class::Control, Class::Foreground, Class::Background, Class::Bulk] {
             // Control and foreground share one budget, background and bulk another: the most they
             // can add to a request's turn. Background tasks are few and long, so the clock is read
             // after each. One task of each class runs in any case.
-            let ready = inner.tasks.borrow().ready(class).min(TASKS_PER_TURN);
+            let is_bulk = class == Class::Bulk;
+            let ready = inner.tasks.borrow().ready(class as usize).min(TASKS_PER_TURN);
             if ready == 0 {
                 continue;
             }
             // What requests have started need not wait until a bulk task has run. Before background
             // work the same was measured: writes beside reads take longer (docs/BENCHMARKS.md).
-            if class == Class::Bulk as usize && inner.driver.borrow().staged() > 0 {
-                inner.enter(Wait::No);
+            if is_bulk {
+                inner.submit();
             }
-            let (budget_from, clock_every) = match class {
-                0 | 1 => (started, 16),
-                _ => {
-                    let now = || inner.driver.borrow_mut().now_ns();
-                    (*background_started.get_or_insert_with(now), 1)
-                }
+            let now_ns = || inner.driver.borrow_mut().now_ns();
+            let (deadline, clock_every) = if class <= Class::Foreground {
+                (started + BUDGET_NS, 16)
+            } else {
+                let share_ends = *background_started.get_or_insert_with(now_ns) + BUDGET_NS;
+                let bulk_ends = if is_bulk { now_ns() + BULK_BUDGET_NS } else { u64::MAX };
+                (share_ends.min(bulk_ends), 1)
             };
-            let deadline = budget_from + BUDGET_NS;
             inner.deadline.set(deadline);
-            inner
-                .class
-                .set([Class::Control, Class::Foreground, Class::Background, Class::Bulk][class]);
+            inner.class.set(class);
             for n in 0..ready {
-                if n > 0 && n % clock_every == 0 && inner.driver.borrow_mut().now_ns() >= deadline {
+                if n > 0 && is_bulk {
+                    inner.submit();
+                }
+                if n > 0 && n % clock_every == 0 && now_ns() >= deadline {
                     break;
                 }
                 // Take first, poll afterwards: the borrow ends before the task runs.
-                let Some((id, future)) = inner.tasks.borrow_mut().take_ready(class) else {
+                let Some((id, future)) = inner.tasks.borrow_mut().take_ready(class as usize) else {
                     break;
                 };
                 inner.poll_task(id, future);
@@ -165,6 +169,13 @@ impl CoreState {
             self.tasks.borrow_mut().put_back(id, future)
         };
         drop(leftover);
+    }
+
+    /// Submits what is staged, if anything is.
+    fn submit(&self) {
+        if self.driver.borrow().staged() > 0 {
+            self.enter(Wait::No);
+        }
     }
 
     /// Submits, reaps, and marks the tasks of completed operations ready.

@@ -231,7 +231,7 @@ impl Replies {
             self.state.commands.failed(command, 1);
         }
         if !silent {
-            self.output.tail().extend_from_slice(&reply.bytes);
+            self.output.append(reply.bytes.into());
         }
         if reply.close {
             self.pending.clear();
@@ -246,7 +246,7 @@ impl Replies {
             return Progress::Pending;
         };
         let Some(piece) = poll_task(task, cx) else { return Progress::Pending };
-        self.output.tail().extend_from_slice(&piece.bytes);
+        self.output.append(piece.bytes.into());
         drop(piece.room);
         match piece.rest {
             Rest::Done => {
