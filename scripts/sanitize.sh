@@ -64,8 +64,7 @@ for sanitizer in ${*:-address thread}; do
   RUSTFLAGS="$flags ${RUSTFLAGS:-}" cargo +nightly test $crates --target "$target" --lib --tests --no-fail-fast \
     -- --test-threads 1 || status=1
   # The C programs are instrumented, too, and have the sanitizer's runtime, which the library finds there.
-  short=${sanitizer%"${sanitizer#?}"}san
-  runtime=$(rustc +nightly --print target-libdir --target "$target")/librustc-nightly_rt.$short.a
+  runtime=$(rustc +nightly --print target-libdir --target "$target")/librustc-nightly_rt.$(echo "$sanitizer" | cut -c1)san.a
   MILLRACE_CFLAGS="-fsanitize=$sanitizer" \
     MILLRACE_LDFLAGS="-Wl,--whole-archive $runtime -Wl,--no-whole-archive -Wl,--export-dynamic$link" \
     RUSTFLAGS="$flags ${RUSTFLAGS:-}" cargo +nightly test -p millrace-capi --target "$target" --tests --no-fail-fast \

@@ -268,8 +268,8 @@ fn a_target_may_die_at_any_message() {
             }
         }
         // The sanitizer's messages take longer than its requests.
-        let least = if cfg!(tsan) { 0 } else { 10 };
-        assert!(again >= least, "packed={packed}: {again} requests were in flight at all deaths");
+        let enough = again > 10 || cfg!(tsan);
+        assert!(enough, "packed={packed}: {again} requests were in flight at all deaths");
     }
 }
 
