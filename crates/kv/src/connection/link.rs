@@ -17,7 +17,7 @@ use reactor::{Class, Core, Part, Socket, timeout};
 use crate::client::gauge::Share;
 use crate::client::registry::Client;
 use crate::connection::input::{self, Receive, Received};
-use crate::connection::output::{self, Sending, Sent};
+use crate::connection::output::{self, Batch, Sending, Sent};
 use crate::core::secured::CONNECTION_BYTES;
 use crate::core::state::CoreState;
 use crate::tls::config::Tls;
@@ -63,11 +63,12 @@ impl Link {
 
     /// Sends all bytes. `accepted` counts those that the socket has accepted. Many bytes are sent
     /// by a bulk task, so that other connections' requests come between its sends.
-    pub async fn send(self, core: Core, what: Sending, accepted: Rc<Cell<u64>>) -> Sent {
-        if what.len() > BULK_BYTES {
-            return core.spawn(Class::Bulk, self.send_all(what, accepted)).owned().await;
+    pub async fn send(self, core: Core, batch: Batch, accepted: Rc<Cell<u64>>) -> Sent {
+        let Batch { sending, bytes, .. } = batch;
+        if bytes > BULK_BYTES {
+            return core.spawn(Class::Bulk, self.send_all(sending, accepted)).owned().await;
         }
-        self.send_all(what, accepted).await
+        self.send_all(sending, accepted).await
     }
 
     async fn send_all(self, what: Sending, accepted: Rc<Cell<u64>>) -> Sent {

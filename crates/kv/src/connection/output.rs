@@ -27,16 +27,6 @@ pub(crate) enum Sending {
     Parts(Vec<Part>),
 }
 
-impl Sending {
-    /// Length in bytes.
-    pub fn len(&self) -> usize {
-        match self {
-            Sending::Bytes(bytes) => bytes.len(),
-            Sending::Parts(parts) => parts.iter().map(Part::len).sum(),
-        }
-    }
-}
-
 /// The content of an [`Output`], taken out to be sent.
 pub(crate) struct Batch {
     pub sending: Sending,

@@ -281,14 +281,14 @@ impl Replies {
 
     /// Takes the replies that are ready out to be sent. There is one such batch at a time;
     /// [`Replies::sent`] ends it.
-    pub fn take(&mut self) -> Option<Sending> {
-        let Batch { sending, bytes, pinned_bytes } = self.output.take()?;
-        (self.sending_bytes, self.sending_pinned_bytes) = (bytes, pinned_bytes);
+    pub fn take(&mut self) -> Option<Batch> {
+        let batch = self.output.take()?;
+        (self.sending_bytes, self.sending_pinned_bytes) = (batch.bytes, batch.pinned_bytes);
         self.client.moved_ns.set(self.state.core.now_ns());
-        if bytes > Settings::REPLY_BYTES_SMALL {
+        if batch.bytes > Settings::REPLY_BYTES_SMALL {
             self.client.reads.set(false);
         }
-        Some(sending)
+        Some(batch)
     }
 
     /// A batch has been sent, or has failed; its buffer may be reused. Returns its length.
