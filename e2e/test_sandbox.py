@@ -37,6 +37,10 @@ def has_ended(pid):
         return True
 
 
+def environment(pid):
+    return pathlib.Path(f"/proc/{pid}/environ").read_text()
+
+
 def threads(pid):
     return [status(f"{pid}/task/{task.name}") for task in pathlib.Path(f"/proc/{pid}/task").iterdir()]
 
@@ -236,6 +240,42 @@ def test_a_kill_during_a_handover_does_not_lose_the_disk(tmp_path, long):
                 assert nth % 2 == 0, node.said()[before:]
                 guest.wait_for("the next node", lambda: re.search(r"starting it again(.|\n)* serves ", node.said()[before:]), 20)
             assert node.disks()["a"]["size_bytes"] == 1 << 30 and node.pid() != old
+
+
+@pytest.mark.parametrize("broken", ["config", "password", "log"])
+def test_a_launcher_is_replaced_while_files_of_the_configuration_are_broken(tmp_path, broken):
+    """It once read them again, and ended with the node when one was just being written."""
+    config, password, logs = tmp_path / "node.toml", tmp_path / "password", tmp_path / "logs"
+    logs.mkdir()
+    password.write_text("secret\n")
+    config.write_text(f"password-file = '{password}'\n")
+    if broken == "log":
+        config.write_text(f"log-file = '{logs / 'node.log'}'\n")
+    with Node(tmp_path, "--config", config, specs=[spec(tmp_path, "a")]) as node:
+        with socket.socket(socket.AF_UNIX) as stays:
+            # The launcher waits a second for this client.
+            stays.connect(str(node.state / "admin.sock"))
+            millrace.succeed("upgrade", "--state", node.state)
+            assert "MILLRACE_LAUNCHER_RENEWED" not in environment(node.process.pid)
+            text = config.read_text()
+            match broken:
+                case "config":
+                    config.write_text("half writ")
+                case "password":
+                    password.unlink()
+                case "log":
+                    shutil.rmtree(logs)
+            guest.wait_for("the launcher", lambda: "MILLRACE_LAUNCHER_RENEWED" in environment(node.process.pid), 20)
+        assert set(node.disks()) == {"a"}
+        node.do("attach", spec(tmp_path, "b"))
+        reason = {"config": "node.toml:1: ", "password": "cannot read the password file", "log": "cannot open the log file"}[broken]
+        assert f"the launcher continues, but a node that is started now would fail: {reason}" in node.said().replace(f"{tmp_path}/", "")
+        assert "the node continues" in millrace.fail("upgrade", "--state", node.state)
+        logs.mkdir(exist_ok=True)
+        password.write_text("secret\n")
+        config.write_text(text)
+        millrace.succeed("upgrade", "--state", node.state)
+        assert set(node.disks()) == {"a", "b"}
 
 
 def test_a_launcher_that_cannot_be_replaced_stays(tmp_path):

@@ -47,13 +47,14 @@ pub fn run(args: ServeArgs) -> Result<(), Failure> {
         admin: args.admin,
         sandbox: args.sandbox,
     };
-    let settings = match &args.config {
-        Some(file) => flags.or(Settings::from_file(file)?),
-        None => flags,
-    };
     node::count_memory_with(allocated_bytes);
     let machine = Machine::look();
-    let mut config = Config::new(settings, &machine)?;
+    let settings = match &args.config {
+        Some(file) => Settings::from_file(file).map(|file| flags.or(file)),
+        None => Ok(flags),
+    };
+    let config = settings.and_then(|settings| Config::new(settings, &machine));
+    let mut config = config.or_else(|why| Config::kept_by_launcher(&machine, why))?;
     config.file = args.config;
     if config.has_little_memory() {
         return_memory_soon();

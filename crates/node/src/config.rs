@@ -265,6 +265,9 @@ pub struct Config {
     pub sandbox: Sandbox,
     /// The configuration file, if any.
     pub file: Option<PathBuf>,
+    /// Why the configuration could not be read: then this is what an earlier launcher has left,
+    /// see [`Config::kept_by_launcher`].
+    pub unreadable: Option<String>,
 }
 
 /// Minimum memory of a core: two of the largest reads, and some connections.
@@ -378,6 +381,7 @@ impl Config {
             debug_commands: settings.enable_debug_command.unwrap_or(false),
             sandbox: settings.sandbox.unwrap_or_default(),
             file: None,
+            unreadable: None,
         })
     }
 }

@@ -18,7 +18,7 @@ use serde::{Deserialize, Serialize};
 use super::answers::{OpenDisk, copies};
 use super::child::{Child, Role, spawn};
 use super::front_door::{DoorState, FrontDoor};
-use super::{Launcher, system};
+use super::{Launcher, VARIABLE, system};
 use crate::config::Config;
 use crate::disks::DISKS_MAX;
 use crate::disks::resources::LocalResources;
@@ -31,6 +31,7 @@ use crate::start::{listen_admin, open_state, state_directory};
 use crate::upgrade::own_program;
 
 /// Tells a launcher that it continues with a running node; the estate comes on its standard input.
+/// The value is a [`KeptConfig`](super::kept_config::KeptConfig) in JSON.
 pub(crate) const RENEWED: &str = "MILLRACE_LAUNCHER_RENEWED";
 /// The version of the estate.
 const ESTATE_VERSION: u32 = 2;
@@ -39,6 +40,11 @@ const ESTATE_VERSION: u32 = 2;
 const ESTATE_DESCRIPTORS: usize = 4 + DISKS_MAX;
 /// Most descriptors of a disk.
 const DISK_DESCRIPTORS: usize = 4 + bdev::DESCRIPTORS_MAX + 2 * vhost::kept::LIVE_MAX;
+
+/// Whether this process is a launcher that has replaced another one.
+pub(crate) fn is_renewed() -> bool {
+    std::env::var_os(VARIABLE).is_none() && std::env::var_os(RENEWED).is_some()
+}
 
 /// What a launcher starts with.
 pub(super) struct Beginning {
@@ -196,7 +202,14 @@ impl Launcher {
             }
         };
         let mut arguments = Vec::new();
-        let mut variables = vec![format!("{RENEWED}=1").into_bytes()];
+        let kept = match serde_json::to_string(&self.kept_config) {
+            Ok(kept) => kept,
+            Err(error) => {
+                self.each_door(FrontDoor::thaw);
+                return error.to_string();
+            }
+        };
+        let mut variables = vec![format!("{RENEWED}={kept}").into_bytes()];
         arguments.extend(std::env::args_os().map(OsString::into_vec));
         for (name, value) in std::env::vars_os().filter(|(name, _)| name != RENEWED) {
             variables.push([name.as_bytes(), b"=", value.as_bytes()].concat());

@@ -46,6 +46,7 @@ mod child;
 pub(crate) mod confine;
 mod estate;
 mod front_door;
+mod kept_config;
 mod operators;
 #[cfg(test)]
 mod tests;
@@ -62,14 +63,15 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use nix::sys::wait::WaitStatus;
-use reactor::log::{Log, LogFile};
+use reactor::log::{Log, LogFile, Sink};
 use reactor::{Class, Core, DriverKind, Either, Event, PollMode, RuntimeConfig, race, timeout};
 
 use self::answers::OpenDisk;
 use self::child::{Child, Role, spawn};
 pub(crate) use self::child::{SAID_BYTES_MAX, VARIABLE};
 use self::estate::Beginning;
-pub(crate) use self::estate::RENEWED;
+pub(crate) use self::estate::{RENEWED, is_renewed};
+use self::kept_config::KeptConfig;
 use self::operators::{Operators, Order};
 use crate::admin::{self, Clients};
 use crate::config::{Config, Sandbox};
@@ -113,8 +115,16 @@ pub(crate) fn is_wanted(config: &Config) -> bool {
 /// When the state directory or the admin socket is not available, or the node cannot be started.
 pub(crate) fn run(config: &Config, renewed: bool) -> Result<i32, Error> {
     use_huge_pages(false);
-    let sink = crate::log::open(&config.log, None)?;
+    // A launcher that ends takes a running node along.
+    let (sink, no_file) = match crate::log::open(&config.log, None) {
+        Ok(sink) => (sink, None),
+        Err(error) if renewed => (Box::new(std::io::stderr()) as Sink, Some(error)),
+        Err(error) => return Err(error),
+    };
     let (log, _writer) = crate::log::start(&config.log, sink)?;
+    for why in config.unreadable.iter().cloned().chain(no_file.map(|error| error.to_string())) {
+        tracing::error!("the launcher continues, but a node that is started now would fail: {why}");
+    }
     // Use another processor than the node's cores, if there is one.
     let all = reactor::processors();
     let free = all.iter().rev().find(|processor| !config.processors.contains(processor));
@@ -165,6 +175,7 @@ struct Launcher {
     starts_spare: Cell<bool>,
     /// Where the node serves metrics.
     metrics: Option<SocketAddr>,
+    kept_config: KeptConfig,
     /// A node has served.
     has_served: Cell<bool>,
     upgrading: Cell<bool>,
@@ -203,6 +214,7 @@ impl Launcher {
             spare: RefCell::default(),
             starts_spare: Cell::new(false),
             metrics: config.metrics,
+            kept_config: KeptConfig::of(config),
             has_served: Cell::new(node.is_serving()),
             upgrading: Cell::new(false),
             waiting: Cell::new(0),

@@ -130,7 +130,7 @@ pub fn serve(
     reactor::block_signals();
     let (descriptors_before, descriptors) = raise_descriptors();
     let launched = launcher_of_this_process();
-    let renewed = launched.is_none() && std::env::var_os(launcher::RENEWED).is_some();
+    let renewed = launcher::is_renewed();
     let alone = launched.is_none() && line_to_predecessor()?.is_none();
     let succeeds = launched.map_or(!alone, |(_, succeeds)| succeeds);
     use_huge_pages(!succeeds && !config.has_little_memory());
