@@ -79,7 +79,7 @@ pub use sst::identity::session_id;
 pub use sst::index::{
     IndexCursor, IndexFormat, IndexLayout, IndexType, index_lookup, index_of_one,
 };
-pub use sst::index_search::IndexSearch;
+pub use sst::index_search::{IndexSearch, IndexSteps};
 pub use sst::metaindex::{FilterHandle, Metaindex};
 pub use sst::properties::Properties;
 pub use sst::range_del_aggregator::{

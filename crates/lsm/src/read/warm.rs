@@ -10,14 +10,14 @@
 //! the key, a filter errs, an index has partitions) just waits for memory.
 
 use reactor::prefetch;
-use rocksfmt::{FilterKey, point_lookup};
+use rocksfmt::{BlockHandle, FilterKey, IndexSearch, IndexSteps, point_lookup};
 
 use crate::db::CfId;
 use crate::read::block::{Block, Layout};
 use crate::read::cache::BlockKey;
 use crate::read::seek::SeekKey;
 use crate::read::state::ReadContext;
-use crate::table::{Filter, Table};
+use crate::table::{Filter, IndexBlock, Table};
 use crate::version::{Family, Version, user_key};
 
 /// Most keys that are warmed together: about as many as a processor core has reads of memory in
@@ -41,6 +41,8 @@ struct Warming<'a> {
     tables: [Option<(u32, &'a Table)>; TABLES_MAX],
     /// The first of them whose filter has it.
     table: Option<(u32, &'a Table)>,
+    /// How far the search of its index has come, if that has the structure for it.
+    steps: Option<IndexSteps>,
 }
 
 /// Prefetches for lookups of `keys`; see [`crate::Reader::warm`].
@@ -60,7 +62,7 @@ pub(crate) fn warm(context: &ReadContext, family: CfId, keys: &[&[u8]], sequence
         }
     }
     warm_indexes(&mut all);
-    warm_blocks(context, family, &all);
+    warm_blocks(context, family, &mut all);
 }
 
 /// Finds the tables that may have a key.
@@ -87,7 +89,7 @@ fn find<'a>(version: &'a Version, family: &Family, key: &'a [u8], sequence: u64)
             tables.slots.get(at).copied().into_iter().for_each(&mut add);
         }
     }
-    Warming { seek, filter_key: FilterKey::new(key), tables, table: None }
+    Warming { seek, filter_key: FilterKey::new(key), tables, table: None, steps: None }
 }
 
 /// Chooses each key's table, and takes the steps through its index.
@@ -101,55 +103,64 @@ fn warm_indexes(all: &mut [Option<Warming<'_>>]) {
         one.table = one.tables.iter().flatten().find(|(_, table)| may_have(table)).copied();
         if let Some((_, table)) = one.table
             && let Some(search) = table.index.search()
-            && let Some(line) = search.line(&table.index.layout, one.seek.as_slice())
+            && let Some((steps, line)) = search.begin(&table.index.layout, one.seek.as_slice())
         {
+            one.steps = Some(steps);
             prefetch(line);
         }
     }
-    for (one, table) in chosen(all) {
-        let (data, layout) = (&table.index.data, &table.index.layout);
-        if let Some(search) = table.index.search()
-            && let Some(place) = search.restart(data, layout, one.seek.as_slice())
+    for one in all.iter_mut().flatten() {
+        if let Some((search, index, steps)) = one.search()
+            && let Some(place) = search.restart(&index.data, &index.layout, steps)
         {
             prefetch(place);
         }
     }
-    for (one, table) in chosen(all) {
-        let (data, layout) = (&table.index.data, &table.index.layout);
-        if let Some(search) = table.index.search()
-            && let Some(entry) = search.entry(data, layout, one.seek.as_slice())
+    for one in all.iter_mut().flatten() {
+        if let Some((search, index, steps)) = one.search()
+            && let Some(entry) = search.entry(&index.data, &index.layout, steps)
         {
             prefetch(entry);
         }
     }
 }
 
-/// The keys that have a table, with it.
-fn chosen<'a, 'k>(
-    all: &'a [Option<Warming<'k>>],
-) -> impl Iterator<Item = (&'a Warming<'k>, &'k Table)> {
-    all.iter().flatten().filter_map(|one| Some((one, one.table?.1)))
+impl<'a> Warming<'a> {
+    /// The search that has begun.
+    fn search(&mut self) -> Option<(&'a IndexSearch, &'a IndexBlock, &mut IndexSteps)> {
+        let index = &self.table?.1.index;
+        Some((index.search()?, index, self.steps.as_mut()?))
+    }
+
+    /// The key's table and block.
+    fn block(&mut self, family: &Family, scratch: &mut Vec<u8>) -> Option<(u32, BlockHandle)> {
+        let (slot, table) = self.table?;
+        if table.two_level {
+            return None;
+        }
+        let target = self.seek.as_slice();
+        let IndexBlock { data, layout, .. } = &table.index;
+        let found = match (table.index.search(), &self.steps) {
+            (Some(search), Some(steps)) => search.finish(data, layout, target, steps, scratch),
+            _ => table.index.lookup(family.comparator, target, scratch),
+        };
+        Some((slot, found.ok()??))
+    }
 }
 
 /// Takes the steps through the data blocks that are in the cache.
-fn warm_blocks(context: &ReadContext, family: &Family, all: &[Option<Warming<'_>>]) {
+fn warm_blocks(context: &ReadContext, family: &Family, all: &mut [Option<Warming<'_>>]) {
     let version = &context.view.version;
     let cache = context.state.cache.borrow();
     let mut scratch = Vec::new();
     let mut handles = [None; WARM_MAX];
-    for (handle, one) in handles.iter_mut().zip(all) {
-        let Some((slot, table)) = one.as_ref().and_then(|one| one.table) else { continue };
-        let Some(one) = one else { continue };
-        if !table.two_level
-            && let Ok(Some(found)) =
-                table.index.lookup(family.comparator, one.seek.as_slice(), &mut scratch)
-        {
-            *handle = Some(BlockKey::of(version, slot, found));
-        }
+    for (handle, one) in handles.iter_mut().zip(all.iter_mut()) {
+        let found = one.as_mut().and_then(|one| one.block(family, &mut scratch));
+        *handle = found.map(|(slot, found)| BlockKey::of(version, slot, found));
     }
     let blocks: [Option<&Block>; WARM_MAX] = handles.map(|key| cache.peek(key?));
     let blocks = || {
-        let found = blocks.iter().zip(all).enumerate();
+        let found = blocks.iter().zip(&*all).enumerate();
         found.filter_map(|(at, (block, one))| match block {
             Some(Block { data, layout: Layout::Data(layout) }) => {
                 Some((at, &**data, layout, one.as_ref()?))

@@ -75,44 +75,58 @@ impl IndexSearch {
         target: &[u8],
         scratch: &mut Vec<u8>,
     ) -> Result<Option<BlockHandle>> {
-        match self.find(data, layout, layout.target(target), scratch) {
-            Some(Hit::Entry(found)) => Ok(Some(found.entry.value.handle)),
-            Some(Hit::PastEnd) => Ok(None),
-            None => Err(bad_entry().at("index")),
-        }
+        handle(self.find(data, layout, layout.target(target), scratch))
     }
 
-    /// The first of the memory that [`IndexSearch::lookup`] of this target reads and that is rarely
-    /// in the processor's caches: a line of numbers.
+    /// The first step of [`IndexSearch::lookup`] of a target, and the memory that the second one
+    /// reads and that is rarely in the processor's caches: a line of numbers. The steps are
+    /// `begin`, [`IndexSearch::restart`], [`IndexSearch::entry`] and [`IndexSearch::finish`].
+    /// `None` if no key has that number.
     #[inline]
-    pub fn line(&self, layout: &IndexLayout, target: &[u8]) -> Option<&u64> {
+    pub fn begin(&self, layout: &IndexLayout, target: &[u8]) -> Option<(IndexSteps, &u64)> {
         let wanted = self.wanted(user_key(layout, layout.target(target)))?;
-        self.heads.leaf(wanted)?.0.first()
+        let leaf = self.heads.leaf(wanted)?;
+        Some((IndexSteps { wanted, at: leaf }, self.heads.line(leaf)?.0.first()?))
     }
 
-    /// The next of that memory: the offset of an entry.
+    /// The second step, and what the third one reads: the offset of an entry.
     #[inline]
     pub fn restart<'d>(
         &self,
         data: &'d [u8],
         layout: &IndexLayout,
-        target: &[u8],
+        steps: &mut IndexSteps,
     ) -> Option<&'d u8> {
-        let wanted = self.wanted(user_key(layout, layout.target(target)))?;
-        data.get(layout.layout().restart_place(self.entry_before(wanted)))
+        steps.at = self.heads.below_in(steps.at, steps.wanted);
+        data.get(layout.layout().restart_place(steps.entry_before()))
     }
 
-    /// The last of it: the entry.
+    /// The third step, and what the last one reads: the entry.
     #[inline]
-    pub fn entry<'d>(&self, data: &'d [u8], layout: &IndexLayout, target: &[u8]) -> Option<&'d u8> {
-        let wanted = self.wanted(user_key(layout, layout.target(target)))?;
-        data.get(layout.layout().restart(data, self.entry_before(wanted))?)
+    pub fn entry<'d>(
+        &self,
+        data: &'d [u8],
+        layout: &IndexLayout,
+        steps: &IndexSteps,
+    ) -> Option<&'d u8> {
+        data.get(layout.layout().restart(data, steps.entry_before())?)
     }
 
-    /// The last restart point before the numbers that are not below `wanted`.
-    #[inline(always)]
-    fn entry_before(&self, wanted: u64) -> u32 {
-        self.heads.below(wanted).saturating_sub(1) as u32
+    /// The last step: the answer.
+    ///
+    /// # Errors
+    /// When the block is damaged.
+    #[inline]
+    pub fn finish(
+        &self,
+        data: &[u8],
+        layout: &IndexLayout,
+        target: &[u8],
+        steps: &IndexSteps,
+        scratch: &mut Vec<u8>,
+    ) -> Result<Option<BlockHandle>> {
+        let places = (steps.at, steps.at + self.heads.equal(steps.at, steps.wanted));
+        handle(self.find_between(data, layout, layout.target(target), places, scratch))
     }
 
     /// The number of a user key that has the prefix of all.
@@ -129,9 +143,8 @@ impl IndexSearch {
         target: &[u8],
         scratch: &mut Vec<u8>,
     ) -> Option<Hit<<IndexLayout as Entries>::Value>> {
-        let entries = layout.layout().entries(data)?;
         let user = user_key(layout, target);
-        let (low, high) = match self.wanted(user) {
+        let places = match self.wanted(user) {
             Some(wanted) => {
                 let low = self.heads.below(wanted);
                 (low, low + self.heads.equal(low, wanted))
@@ -139,6 +152,20 @@ impl IndexSearch {
             None if compare_bytes(user, &self.prefix).is_lt() => (0, 0),
             None => (self.heads.len, self.heads.len),
         };
+        self.find_between(data, layout, target, places, scratch)
+    }
+
+    /// Searches between two restart points.
+    #[inline(always)]
+    fn find_between(
+        &self,
+        data: &[u8],
+        layout: &IndexLayout,
+        target: &[u8],
+        (low, high): (usize, usize),
+        scratch: &mut Vec<u8>,
+    ) -> Option<Hit<<IndexLayout as Entries>::Value>> {
+        let entries = layout.layout().entries(data)?;
         let less = search::restarts_less(
             data,
             entries,
@@ -157,6 +184,32 @@ impl IndexSearch {
             scratch,
             less,
         )
+    }
+}
+
+/// How far the search of one key has come: see [`IndexSearch::begin`].
+#[derive(Clone, Copy, Debug)]
+pub struct IndexSteps {
+    wanted: u64,
+    /// A line of numbers; after the second step, how many numbers are below `wanted`.
+    at: usize,
+}
+
+impl IndexSteps {
+    /// The last restart point before the numbers that are not below `wanted`.
+    #[inline(always)]
+    fn entry_before(&self) -> u32 {
+        self.at.saturating_sub(1) as u32
+    }
+}
+
+/// The block to which a search has led, if there is one.
+#[inline(always)]
+fn handle(hit: Option<Hit<<IndexLayout as Entries>::Value>>) -> Result<Option<BlockHandle>> {
+    match hit {
+        Some(Hit::Entry(found)) => Ok(Some(found.entry.value.handle)),
+        Some(Hit::PastEnd) => Ok(None),
+        None => Err(bad_entry().at("index")),
     }
 }
 
@@ -225,13 +278,26 @@ impl Heads {
 
     /// The line of numbers at which [`Heads::below`] ends.
     #[inline(always)]
-    fn leaf(&self, wanted: u64) -> Option<&Line> {
+    fn leaf(&self, wanted: u64) -> Option<usize> {
         let mut at = 0;
         for &start in &self.starts[..self.levels - 1] {
             let line = self.lines.get(start as usize + at)?;
             at = at * 8 + line.0.iter().map(|&head| usize::from(head < wanted)).sum::<usize>();
         }
-        self.lines.get(self.starts[self.levels - 1] as usize + at)
+        Some(at)
+    }
+
+    #[inline(always)]
+    fn line(&self, leaf: usize) -> Option<&Line> {
+        self.lines.get(self.starts[self.levels - 1] as usize + leaf)
+    }
+
+    /// As [`Heads::below`], given its line.
+    #[inline(always)]
+    fn below_in(&self, leaf: usize, wanted: u64) -> usize {
+        let Some(line) = self.line(leaf) else { return self.len };
+        let below = line.0.iter().map(|&head| usize::from(head < wanted)).sum::<usize>();
+        (leaf * 8 + below).min(self.len)
     }
 
     #[inline(always)]
@@ -379,6 +445,10 @@ mod tests {
                 let target = internal(&user, sequence);
                 let plain = index_lookup(&data, &layout, Comparator::Bytewise, &target, &mut scratch).unwrap();
                 prop_assert_eq!(helper.lookup(&data, &layout, &target, &mut scratch).unwrap(), plain);
+                let Some((mut steps, _)) = helper.begin(&layout, &target) else { continue };
+                helper.restart(&data, &layout, &mut steps);
+                let found = helper.finish(&data, &layout, &target, &steps, &mut scratch);
+                prop_assert_eq!(found.unwrap(), plain);
             }
         }
     }
