@@ -2,7 +2,9 @@
 //!
 //! One core owns the database, and several of its tasks write: batches of puts, deletes and range
 //! deletes, with values from 10 bytes to 100 KB, into memtables so small that they are switched,
-//! flushed and merged all the time. In every third world the keys are spread over several column
+//! flushed and merged all the time. In some worlds of one column family merge operands set values,
+//! too (RocksDB's operator `put`), and single deletes remove values that were set once. In every
+//! third world the keys are spread over several column
 //! families, and another one comes and goes (`families.rs`). In three of seven worlds merges are
 //! paused, limited, requested and cancelled. In three of four pairs of worlds large values go to
 //! blob files, and the garbage in these is collected. The MANIFEST is replaced when it has grown.
@@ -20,6 +22,8 @@
 //!    Reading continues, and writing continues in the same process when the disk works again. In
 //!    some worlds the device also stalls for a second now and then, and one read fails: that is
 //!    repeated.
+//! 4. In every second world a last process meets no fault. Its writers end, merges and collections
+//!    come to rest, and every level has the size that the options allow.
 //!
 //! After a power cut less is promised of writes acknowledged at `process`: the opening may then
 //! fail with damage in a log; with salvage it must succeed, and every key must have one of the
@@ -32,7 +36,7 @@ use std::rc::Rc;
 
 use lsm::{
     BatchWriter, ColumnFamilyOptions, CompactionLimits, CompactionWatch, Db, Durability, Error,
-    IterOptions, Kind, OpenOptions, Reader, Snapshot, WriteOptions, Writer, Written,
+    IterOptions, Kind, MergeOperator, OpenOptions, Reader, Snapshot, WriteOptions, Writer, Written,
 };
 use reactor::sim::{
     Access, Crash, FailureKind, Fault, FaultCounts, FaultKind, Rng, SimConfig, World,
@@ -85,6 +89,8 @@ pub struct Report {
     pub scans: u64,
     /// Lookups that were compared with the list.
     pub gets: u64,
+    /// Scans of one moment that were repeated later, and were equal.
+    pub held: u64,
     /// Databases loaded.
     pub loads: u64,
     /// Syncs of all writes.
@@ -135,6 +141,14 @@ pub struct Report {
     pub families_made: u64,
     /// See [`Report::families_made`].
     pub families_dropped: u64,
+    /// Merge operands, and single deletes.
+    pub operands: u64,
+    /// See [`Report::operands`].
+    pub single_deletes: u64,
+    /// Databases that came to rest, and levels below level 0 that they then had.
+    pub rested: u64,
+    /// See [`Report::rested`].
+    pub rested_levels: u64,
     /// Compactions on request, and those of them that were cancelled.
     pub compactions: u64,
     /// See [`Report::compactions`].
@@ -390,6 +404,10 @@ struct Process {
     scarce: bool,
     /// The disk has no other fault.
     sound: bool,
+    /// Background work comes to rest at the end.
+    rests: bool,
+    /// There are merge operands and single deletes, too.
+    merges: bool,
     world: World,
     /// The largest number of keys.
     keys: u64,
@@ -480,7 +498,15 @@ impl Process {
                 delta += i64::from(content.is_some());
             }
             match content {
+                Some(content) if self.is_operand(*content) => {
+                    batch.merge(family, key, &content.bytes());
+                    model.report.operands += 1;
+                }
                 Some(content) => batch.put(family, key, &content.bytes()),
+                None if self.was_set_once(&model, key) => {
+                    batch.single_delete(family, key);
+                    model.report.single_deletes += 1;
+                }
                 None => batch.delete(family, key),
             }
             model.keys.entry(key.clone()).or_default().push((number, *content));
@@ -501,6 +527,24 @@ impl Process {
                 Err(error)
             }
         }
+    }
+
+    /// Whether a content is a merge operand.
+    fn is_operand(&self, content: Content) -> bool {
+        self.merges && (content.batch + u64::from(content.place)).is_multiple_of(3)
+    }
+
+    /// Whether a key was set once since it was deleted, and not by an operand: then a single delete
+    /// is a delete. What was lost, or may have been, is not in the list.
+    fn was_set_once(&self, model: &Model, key: &[u8]) -> bool {
+        let changes = model.keys.get(key).map_or(&[][..], Vec::as_slice);
+        let is_set = |change: &(u64, Option<Content>)| change.1.is_some();
+        let once = match changes {
+            [.., before, (_, Some(content))] => !is_set(before) && !self.is_operand(*content),
+            [(_, Some(content))] => !self.is_operand(*content),
+            _ => false,
+        };
+        once && self.merges && model.doubts == 0 && model.adopted.is_none() && !model.loose
     }
 
     /// Deletes a range of keys in all column families. Returns the change of the number of keys.
@@ -818,15 +862,100 @@ impl Process {
         panic!("writing does not continue: {:?}, {:?}", writer.failure(), writer.stats());
     }
 
+    /// Waits until nothing is left to be flushed, merged or collected, and checks the sizes of the
+    /// levels. A flush, a merge or a collection that is due takes milliseconds.
+    async fn rest(&self, core: &Core, db: &Db, writer: &Writer) {
+        for _ in 0..3_000 {
+            if writer.is_quiesced() {
+                break;
+            }
+            core.sleep_ns(20_000_000).await;
+        }
+        assert!(writer.is_quiesced(), "background work does not end: {:?}", writer.stats());
+        let option = |name: &str, default: f64| {
+            let given = self.options.column_family_options.get(name);
+            given.map_or(default, |text| text.parse().expect("a number"))
+        };
+        let base = option("max_bytes_for_level_base", 268_435_456.0);
+        let multiplier = option("max_bytes_for_level_multiplier", 10.0);
+        let dynamic = "level_compaction_dynamic_level_bytes";
+        let dynamic =
+            self.options.column_family_options.get(dynamic).is_some_and(|on| on == "true");
+        let mut levels = 0;
+        for family in db.stat().column_families {
+            let files = family.levels.first().map_or(0, |level| level.files);
+            // A merge that would rewrite much waits for three times the trigger.
+            assert!(files < 12, "level 0 of {} has {files} files", family.name);
+            let bytes: Vec<f64> = family.levels.iter().map(|level| level.bytes as f64).collect();
+            let filled = bytes.iter().skip(1).filter(|&&bytes| bytes > 0.0).count();
+            levels += filled as u64;
+            let Some(last) = bytes.iter().rposition(|&bytes| bytes > 0.0) else { continue };
+            // The deepest level that the options allow has no limit.
+            let allowed = option("num_levels", 7.0) as usize - 1;
+            if dynamic {
+                let above: f64 = bytes[1..last.max(1)].iter().sum();
+                let most = bytes[last] / (multiplier - 1.0) + base;
+                assert!(above <= most, "{above} bytes above the deepest level: {bytes:?}");
+            } else {
+                let mut target = base;
+                for &bytes in bytes.iter().take(allowed).skip(1) {
+                    assert!(bytes <= target, "a level of {target} bytes is too large: {bytes}");
+                    target *= multiplier;
+                }
+            }
+        }
+        let report = &mut self.model.borrow_mut().report;
+        report.rested += 1;
+        report.rested_levels += levels;
+    }
+
+    /// Scans a moment twice: merges between the scans must keep what it sees.
+    async fn hold(&self, core: &Core, reader: &Reader) -> Result<(), Error> {
+        let snapshot = reader.snapshot()?;
+        let before = self.scan_at(reader, Some(&snapshot), false).await?;
+        if before.is_empty() {
+            // A new database that is loaded meanwhile has all values from its beginning.
+            return Ok(());
+        }
+        core.sleep_ns(self.below(30_000_000)).await;
+        let after = self.scan_at(reader, Some(&snapshot), self.below(2) == 0).await?;
+        if before != after {
+            let text = |pairs: &Pairs| -> Vec<String> {
+                let one = |(key, value): &(Vec<u8>, Vec<u8>)| {
+                    format!("{} of batch {} ({} B)", text(key), batch_of(value), value.len())
+                };
+                pairs.iter().map(one).collect()
+            };
+            let (before, after) = (text(&before), text(&after));
+            let gone = before.iter().filter(|line| !after.contains(line)).collect::<Vec<_>>();
+            let new = after.iter().filter(|line| !before.contains(line)).collect::<Vec<_>>();
+            panic!("a snapshot has changed: {gone:?} became {new:?} of {}", before.len());
+        }
+        self.model.borrow_mut().report.held += 1;
+        Ok(())
+    }
+
     /// Reads the whole database at one moment, forward or backward.
     async fn scan(&self, reader: &Reader, backward: bool) -> Result<Pairs, Error> {
         if self.families == 1 {
-            return Self::scan_family(reader, 0, None, backward).await;
+            return self.scan_at(reader, None, backward).await;
         }
         let snapshot = reader.snapshot()?;
+        self.scan_at(reader, Some(&snapshot), backward).await
+    }
+
+    async fn scan_at(
+        &self,
+        reader: &Reader,
+        snapshot: Option<&Snapshot>,
+        backward: bool,
+    ) -> Result<Pairs, Error> {
+        if self.families == 1 {
+            return Self::scan_family(reader, 0, snapshot, backward).await;
+        }
         let mut found = Vec::new();
         for family in 0..self.families {
-            let pairs = Self::scan_family(reader, family, Some(&snapshot), backward).await?;
+            let pairs = Self::scan_family(reader, family, snapshot, backward).await?;
             assert!(pairs.iter().all(|(key, _)| family_of(key, self.families) == family));
             assert!(pairs.is_sorted());
             found.extend(pairs);
@@ -899,7 +1028,14 @@ impl Process {
             // The disk is full for seconds.
             let most = if self.scarce { 60_000_000 } else { 600_000 };
             core.sleep_ns(self.below(most)).await;
-            if self.below(4) == 0 {
+            if self.rests && self.below(4) == 0 {
+                match self.hold(core, &reader).await {
+                    Ok(()) => {}
+                    // The database was cleared meanwhile.
+                    Err(error) if error.kind() == Kind::Expired => {}
+                    Err(error) => panic!("no read fails: {error}"),
+                }
+            } else if self.below(4) == 0 {
                 let least = self.model.borrow().acknowledged.max(seen);
                 match self.look(&reader, least).await {
                     Ok(number) => seen = number.unwrap_or(seen),
@@ -1011,6 +1147,9 @@ impl Process {
             result = self.goes_on(core, &writer).await;
         }
         assert!(result.is_ok(), "the disk ended writing: {result:?}");
+        if self.rests {
+            self.rest(core, &db, &writer).await;
+        }
         if result.is_ok() && self.below(2) == 0 {
             result = writer.close().await;
             self.model.borrow_mut().report.closes += u64::from(result.is_ok());
@@ -1178,7 +1317,10 @@ pub fn engine_judged(
     if families > 1 {
         add_families(&world, families);
     }
-    for _ in 0..5 {
+    let merges = seed % 4 == 3 && families == 1;
+    for nth in 0..if seed.is_multiple_of(2) { 6 } else { 5 } {
+        let rests = nth == 5;
+        let (failing, scarce) = (failing && !rests, scarce && !rests);
         world.heal();
         // The disk may be as full for this process as for the last one.
         if !scarce || rng.coin() {
@@ -1199,7 +1341,7 @@ pub fn engine_judged(
                 add_blob_faults(&world, rng);
             }
         }
-        if let Some(rng) = &mut roughness {
+        if let Some(rng) = roughness.as_mut().filter(|_| !rests) {
             add_roughness(&world, rng);
         }
         let either = [Durability::Power, Durability::Process][rng.index(2)];
@@ -1214,6 +1356,7 @@ pub fn engine_judged(
                 blob_min,
                 blob_file_bytes: 1,
                 blob_space_max_ratio: blob_space,
+                merge_operator: merges.then_some(MergeOperator::Put),
                 ..WriteOptions::default()
             },
             reading: OpenOptions {
@@ -1223,11 +1366,13 @@ pub fn engine_judged(
                 ..OpenOptions::default()
             },
             rng: RefCell::new(rng.fork()),
-            controls: seed % 7 < 3,
+            controls: seed % 7 < 3 && !rests,
             changes: RefCell::new(changes.fork()),
             ended: Cell::new(false),
             scarce,
             sound: !fails,
+            rests,
+            merges,
             world: world.clone(),
             keys,
             families,
@@ -1236,7 +1381,9 @@ pub fn engine_judged(
         let crash = if rng.coin() { Crash::Kill } else { Crash::PowerCut };
         // Early crashes occur during the opening.
         let latest = [30, 150, 600, 3_000][rng.index(4)];
-        world.crash_at(crash, 1..if scarce { 4 * latest } else { latest });
+        if !rests {
+            world.crash_at(crash, 1..if scarce { 4 * latest } else { latest });
+        }
         let openings = model.borrow().report.openings;
         let result = world.run(|core| process.clone().run(core));
         let opened = model.borrow().report.openings > openings;
@@ -1327,6 +1474,8 @@ pub fn doubtful(seed: u64, flaw: Flaw) -> Report {
             ended: Cell::new(false),
             scarce: false,
             sound: !fails,
+            rests: false,
+            merges: false,
             world: world.clone(),
             keys: 8,
             families: 1,
@@ -1395,6 +1544,8 @@ pub fn failing_once(seed: u64, fault: Fault, reads: bool) -> bool {
             ended: Cell::new(false),
             scarce: false,
             sound: sound || reads,
+            rests: false,
+            merges: false,
             world: world.clone(),
             keys: 60,
             families: 1,

@@ -9,7 +9,7 @@ use sim::linear::violation;
 use sim::manifest::manifest_cut_everywhere;
 
 /// Missing syncs, and built-in mutants.
-const FLAWS: [Flaw; 24] = [
+const FLAWS: [Flaw; 25] = [
     Flaw::NoSync(".log"),
     Flaw::NoSync(".sst"),
     Flaw::NoSync(".blob"),
@@ -34,6 +34,7 @@ const FLAWS: [Flaw; 24] = [
     Flaw::Mutant("family_files_go_first"),
     Flaw::Mutant("merges_begin_in_a_pause"),
     Flaw::Mutant("cancel_is_ignored"),
+    Flaw::Mutant("deep_levels_are_never_due"),
 ];
 
 /// Mutants of healing after failed writes. "failed_log_is_divided" needs a failed log whose

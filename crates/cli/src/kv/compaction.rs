@@ -109,6 +109,7 @@ fn family_text(out: &mut String, family: &Value) {
         "WRITTEN",
         "MOVED",
         "W-AMP",
+        "S-AMP",
         "MERGES",
         "SECONDS",
         "CPU",
@@ -128,6 +129,7 @@ fn family_text(out: &mut String, family: &Value) {
             size("written_bytes"),
             size("moved_bytes"),
             ratio("write_amplification"),
+            ratio("space_amplification"),
             thousands(number(level, "merges")),
             format!("{:.1}", float(level, "seconds")),
             format!("{:.1}", float(level, "cpu_seconds")),
@@ -136,7 +138,7 @@ fn family_text(out: &mut String, family: &Value) {
     let rows: Vec<_> = std::iter::once(head.map(str::to_owned))
         .chain(array(family, "levels").iter().map(row))
         .collect();
-    out.push_str(&table(&rows, &std::array::from_fn::<usize, 14, _>(|at| at)));
+    out.push_str(&table(&rows, &std::array::from_fn::<usize, 15, _>(|at| at)));
 }
 
 fn jobs_text(out: &mut String, jobs: &[Value]) {

@@ -40,11 +40,13 @@ pub fn section(report: &Report<'_>, text: &mut String) {
             lines!(text,
                 "family{}_level{}:files={},bytes={},target_bytes={},score={:.2},merging_files={},\
                  merging_bytes={},merges={},read_above_bytes={},read_bytes={},written_bytes={},\
-                 moved_bytes={},added_bytes={},write_amplification={:.2},seconds={:.1}",
+                 moved_bytes={},added_bytes={},write_amplification={:.2},space_amplification={:.2},\
+                 seconds={:.1}",
                 family.id, at, level.files, level.bytes, level.target_bytes.unwrap_or(0),
                 level.score, level.merging_files, level.merging_bytes, counters.merges,
                 counters.read_above_bytes, counters.read_bytes, counters.written_bytes,
                 counters.moved_bytes, counters.added_bytes, counters.write_amplification(),
+                family.space_amplification_of(level),
                 counters.ns as f64 / 1e9;
             );
         }
@@ -76,39 +78,51 @@ fn is_used(family: &FamilyCompaction) -> bool {
 }
 
 /// The value of a metric of a level.
-type OfLevel = fn(&LevelCompaction) -> f64;
+type OfLevel = fn(&FamilyCompaction, &LevelCompaction) -> f64;
 
 /// Name, help and value of each level's metrics; those that end in `_total` are counters.
 const LEVELS: &[(&str, &str, OfLevel)] = &[
-    ("level_files", "Tables of a level", |level| level.files as f64),
-    ("level_bytes", "Bytes of the tables of a level", |level| level.bytes as f64),
-    ("level_score", "How urgent merges of a level are: due from 1 on", |level| level.score),
-    ("level_merging_bytes", "Bytes of tables of a level that are being merged", |level| {
+    ("level_files", "Tables of a level", |_, level| level.files as f64),
+    ("level_bytes", "Bytes of the tables of a level", |_, level| level.bytes as f64),
+    ("level_score", "How urgent merges of a level are: due from 1 on", |_, level| level.score),
+    ("level_merging_bytes", "Bytes of tables of a level that are being merged", |_, level| {
         level.merging_bytes as f64
     }),
-    ("level_compactions_total", "Merges into a level", |level| level.counters.merges as f64),
+    ("level_compactions_total", "Merges into a level", |_, level| level.counters.merges as f64),
     (
         "level_read_above_bytes_total",
         "Bytes of tables of other levels that merges into a level read",
-        |level| level.counters.read_above_bytes as f64,
+        |_, level| level.counters.read_above_bytes as f64,
     ),
-    ("level_read_bytes_total", "Bytes of its own tables that merges into a level read", |level| {
-        level.counters.read_bytes as f64
-    }),
-    ("level_written_bytes_total", "Bytes that merges into a level wrote", |level| {
+    (
+        "level_read_bytes_total",
+        "Bytes of its own tables that merges into a level read",
+        |_, level| level.counters.read_bytes as f64,
+    ),
+    ("level_written_bytes_total", "Bytes that merges into a level wrote", |_, level| {
         level.counters.written_bytes as f64
     }),
-    ("level_moved_bytes_total", "Bytes of tables moved into a level as they were", |level| {
+    ("level_moved_bytes_total", "Bytes of tables moved into a level as they were", |_, level| {
         level.counters.moved_bytes as f64
     }),
     (
         "level_added_bytes_total",
         "Bytes of tables that flushes, loads and ingestions added to a level",
-        |level| level.counters.added_bytes as f64,
+        |_, level| level.counters.added_bytes as f64,
     ),
-    ("level_compaction_seconds_total", "Time that merges into a level took", |level| {
+    ("level_compaction_seconds_total", "Time that merges into a level took", |_, level| {
         level.counters.ns as f64 / 1e9
     }),
+    (
+        "level_write_amplification",
+        "Bytes written to a level for each byte that came into it",
+        |_, level| level.counters.write_amplification(),
+    ),
+    (
+        "level_space_amplification",
+        "Bytes of the tables of a level for each live byte of all levels, about",
+        |family, level| family.space_amplification_of(level),
+    ),
 ];
 
 /// The value of a metric of a family.
@@ -156,7 +170,7 @@ pub fn write(text: &mut Exposition, status: &CompactionStatus) {
             used(family).fold(metric, |metric, (at, level)| {
                 let labels: &[(&str, &dyn std::fmt::Display)] =
                     &[("column_family", &family.name), ("level", &at)];
-                metric.labelled(labels, value(level))
+                metric.labelled(labels, value(family, level))
             })
         });
     }
@@ -204,6 +218,9 @@ mod tests {
         assert_eq!(levels, ["millrace_level_files{column_family=\"a,b0\",level=\"1\"} 3"]);
         assert!(text.contains("# TYPE millrace_level_compactions_total counter\n"), "{text}");
         assert!(text.contains("\nmillrace_space_amplification{column_family=\"a,b0\"} 1.5\n"));
+        let of_level =
+            "millrace_level_space_amplification{column_family=\"a,b0\",level=\"1\"} 1.5\n";
+        assert!(text.contains(of_level), "{text}");
         assert!(text.contains("\nmillrace_compaction_jobs_read_bytes 4\n"));
     }
 

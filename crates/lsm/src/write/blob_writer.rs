@@ -271,6 +271,15 @@ impl Blobs {
         self.sealing.borrow_mut().push(Rc::new(file));
     }
 
+    /// Takes all files out of use, and notes that no log refers to any: the memtables are empty,
+    /// and no others wait to be flushed.
+    pub fn release(&self, db: &Db) {
+        let open = std::mem::take(&mut *self.open.borrow_mut());
+        open.into_values().for_each(|file| self.retire(db, file));
+        self.in_logs.borrow_mut().clear();
+        self.wants_flush.set(false);
+    }
+
     /// Notes that no log before `next_log` is needed any more.
     pub fn flushed(&self, next_log: u64) {
         self.in_logs.borrow_mut().retain(|file| file.until_log > next_log);

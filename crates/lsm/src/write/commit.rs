@@ -56,19 +56,25 @@ pub(crate) async fn run(state: &Rc<WriteState>, log: Option<WalWriter>) {
     let mut group = Vec::new();
     // Records that recovery skipped after a gap must never become contiguous with new ones.
     let mut waits = state.options.durability == Durability::Power || state.db.0.leftovers;
-    // A memtable full of tombstones could not become a table when nothing was written.
+    // The memtables could not become tables when nothing was written.
     let mut stuck = false;
     loop {
         let idle = || state.queue.requests.borrow().is_empty();
         let ends = || state.is_closing() || state.has_failed();
-        let is_dense = || !stuck && commit.is_dense();
-        state.queue.arrived.wait_until(|| !idle() || ends() || is_dense()).await;
+        let switches = || !stuck && (commit.is_dense() || commit.is_awaited());
+        state.queue.arrived.wait_until(|| !idle() || ends() || switches()).await;
         if idle() && ends() {
             return;
         }
+        if idle() && commit.live.values().all(LiveWriter::is_empty) {
+            // Its files refer to nothing, and nothing refers to the open blob files.
+            state.blobs.release(&state.db);
+            state.changed.notify_all();
+            continue;
+        }
         if idle() {
-            // Level 0 has waited for it, and perhaps nobody writes any more. Scans pass all of its
-            // tombstones.
+            // Perhaps nobody writes any more. Scans pass all of the tombstones for which level 0
+            // has room now, and a merge waits for the table.
             stuck = commit.switch_memtables().await.is_err();
             continue;
         }
@@ -370,6 +376,12 @@ impl Commit<'_> {
             let level0 = family.and_then(|family| family.levels.first());
             level0.is_none_or(|level0| level0.dense().is_empty())
         })
+    }
+
+    /// Whether a merge that leaves nothing waits until the memtables are tables, or, if they are
+    /// empty, until blob files are out of use.
+    fn is_awaited(&self) -> bool {
+        self.state.blobs.wants_flush.get() && self.state.flushes.waiting.borrow().is_empty()
     }
 
     /// Whether the memtables are to become tables now, so that a blob file has an anchor.

@@ -245,7 +245,7 @@ pub(crate) async fn run(state: &WriteState) {
                 state.changed.notify_all();
                 continue;
             }
-            Ok(Attempt::LeftAlone) => {
+            Ok(Attempt::LeftAlone | Attempt::Again) => {
                 state.changed.notify_all();
                 continue;
             }
@@ -280,6 +280,8 @@ pub(crate) enum Attempt {
     Nothing,
     /// A table is left alone from now on.
     LeftAlone,
+    /// It could not be installed before something that has happened now: it is to be repeated.
+    Again,
     /// Memory was lacking for this many files.
     TooMany(Error),
     /// It failed and left nothing.
@@ -547,7 +549,11 @@ impl<'a> Compaction<'a> {
         }
         let written: u64 = tables.metas().map(|meta| meta.size_bytes).sum();
         let MergedTables { tables, staying, .. } = tables;
-        turn.change(vec![edit], |v| replace(v, *family, plan, tables, staying)).await?;
+        let changed = turn.change(vec![edit], |v| replace(v, *family, plan, tables, staying)).await;
+        if changed.is_err() && state.wait_for_anchor().await {
+            return Ok(Attempt::Again);
+        }
+        changed?;
         state.paces.note_left_level0(self.running.level0);
         self.count(written);
         if !plan.moves {

@@ -118,6 +118,11 @@ impl FamilyCompaction {
     pub fn space_amplification(&self) -> f64 {
         ratio(self.bytes(), self.live_bytes)
     }
+
+    /// The part of the space amplification that one of its levels has.
+    pub fn space_amplification_of(&self, level: &LevelCompaction) -> f64 {
+        ratio(level.bytes, self.live_bytes)
+    }
 }
 
 /// A level.

@@ -106,6 +106,7 @@ impl ManifestTurn<'_> {
         });
         self.state.blobs.wants_flush.set(kept.is_err());
         if let Err(error) = kept {
+            self.state.queue.arrived.notify_all();
             self.state.remove_files(added_by(&edits));
             return Err(error);
         }

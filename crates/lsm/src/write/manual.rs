@@ -278,7 +278,7 @@ impl Sweep {
                     state.merges.files_max.set(usize::MAX);
                     self.advance(&version, &chosen);
                 }
-                Attempt::LeftAlone => {}
+                Attempt::LeftAlone | Attempt::Again => {}
                 Attempt::TooMany(error) => {
                     state.pause_for_memory("a merge of fewer files", &error).await
                 }

@@ -61,6 +61,8 @@ impl Task {
 /// Shortest and longest pause between two attempts, in nanoseconds.
 const PAUSE_NS: u64 = 1_000_000_000;
 const PAUSE_MAX_NS: u64 = 30_000_000_000;
+/// How long a merge waits for what it needs first, in nanoseconds.
+const ANCHOR_NS: u64 = 10_000_000_000;
 /// The pause after an attempt, as a multiple of its duration: it may have written much in vain.
 const ATTEMPT_PAUSE: u64 = 3;
 /// The pause after a failure doubles with each further one, at most this many times.
@@ -316,6 +318,18 @@ impl WriteState {
         let ends = || self.is_closing() || self.has_failed() || ready();
         // It does not matter which of the two ends the pause.
         let _ = timeout(&self.core, ns, self.changed.wait_until(ends)).await;
+    }
+
+    /// Waits until memtables are tables, or logs need no blob file any more, if a change of the
+    /// MANIFEST has failed because it left no table as the anchor of one. Returns whether that is
+    /// so.
+    pub async fn wait_for_anchor(&self) -> bool {
+        let wants = || self.blobs.wants_flush.get();
+        if !wants() {
+            return false;
+        }
+        self.pause(ANCHOR_NS, || !wants() || self.retries.flush_error().is_some()).await;
+        !wants()
     }
 
     /// The error of a log that was tried a moment ago and is not tried now.

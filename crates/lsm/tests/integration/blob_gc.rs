@@ -266,6 +266,46 @@ fn a_family_without_tables_has_a_blob_file_from_the_second_group_on() {
     assert!(manifest(&dir).column_families.contains_key(&made));
 }
 
+/// The merge leaves no table, and a value in a memtable is in a blob file, which needs one: the
+/// merge once failed until somebody wrote.
+#[test]
+fn a_merge_that_leaves_nothing_waits_for_the_table_of_a_large_value() {
+    let dir = fresh_dir("nothing_left");
+    let path = dir.clone();
+    on_one_core(move |core| {
+        let path = path.clone();
+        async move {
+            let open = Db::open_for_writing(&core, &path, OpenOptions::default(), options(None));
+            let (db, writer) = open.await.unwrap();
+            writer.pause_compaction();
+            for round in 0..6 {
+                for n in 0..20 {
+                    match round % 2 {
+                        0 => writer.put(key(n).as_bytes(), b"small").await.unwrap(),
+                        _ => writer.delete(key(n).as_bytes()).await.unwrap(),
+                    };
+                }
+                writer.flush().await.unwrap();
+            }
+            let large = value(100, 0);
+            writer.put(key(100).as_bytes(), large.as_bytes()).await.unwrap();
+            assert_eq!(writer.stats().blob_values, 1);
+            writer.resume_compaction();
+            while !writer.is_quiesced() {
+                core.sleep_ns(1_000_000).await;
+            }
+            let stats = writer.stats();
+            assert_eq!((stats.table_failures, stats.tables_failing), (0, 0), "{stats:?}");
+            let reader = db.attach(&core);
+            let found = reader.get(0, key(100).as_bytes(), None).await.unwrap();
+            assert!(found.as_deref() == Some(large.as_bytes()));
+            assert_eq!(reader.get(0, key(3).as_bytes(), None).await.unwrap().as_deref(), None);
+            writer.close().await.unwrap();
+        }
+    });
+    is_right(&dir);
+}
+
 #[test]
 fn options_decide_about_blob_files_and_their_garbage() {
     // OPTIONS with blob files for values of 50 bytes, and without the collection of garbage.

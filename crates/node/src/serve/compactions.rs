@@ -258,11 +258,11 @@ fn family_json(family: &FamilyCompaction) -> Value {
         "live_bytes": family.live_bytes,
         "space_amplification": family.space_amplification(),
         "write_amplification": family.write_amplification(),
-        "levels": levels.map(level_json).collect::<Vec<_>>(),
+        "levels": levels.map(|(at, level)| level_json(family, at, level)).collect::<Vec<_>>(),
     })
 }
 
-fn level_json((at, level): (usize, &LevelCompaction)) -> Value {
+fn level_json(family: &FamilyCompaction, at: usize, level: &LevelCompaction) -> Value {
     let counters = &level.counters;
     json!({
         "level": at,
@@ -279,6 +279,7 @@ fn level_json((at, level): (usize, &LevelCompaction)) -> Value {
         "moved_bytes": counters.moved_bytes,
         "added_bytes": counters.added_bytes,
         "write_amplification": counters.write_amplification(),
+        "space_amplification": family.space_amplification_of(level),
         "seconds": seconds(counters.ns),
         "cpu_seconds": seconds(counters.busy_ns),
     })

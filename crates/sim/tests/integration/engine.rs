@@ -20,7 +20,7 @@ fn the_engine_loses_nothing_by_a_crash_anywhere() {
         "{} worlds: {} openings, {} crashed, {} salvaged; {} acknowledged, {} found unacknowledged, \
          {} scans, {} gets; {} kills, {} power cuts, {} closes, {} failures; keys counted {} times; {} flushes, {} merges, \
          {} tables written over old ones; {} blob files, {} values in them; {} collections of their garbage moved {}; found full {} times, {} refused; \
-         {} of unknown fate, {} of them found; {} heals; {} families made, {} dropped; {} compactions, {} cancelled",
+         {} of unknown fate, {} of them found; {} heals; {} families made, {} dropped; {} compactions, {} cancelled; {} came to rest with {} levels, {} moments were read twice; {} operands, {} single deletes",
         all.len(),
         sum(|r| r.openings),
         sum(|r| r.crashed_openings),
@@ -50,8 +50,15 @@ fn the_engine_loses_nothing_by_a_crash_anywhere() {
         sum(|r| r.families_dropped),
         sum(|r| r.compactions),
         sum(|r| r.cancelled),
+        sum(|r| r.rested),
+        sum(|r| r.rested_levels),
+        sum(|r| r.held),
+        sum(|r| r.operands),
+        sum(|r| r.single_deletes),
     );
     if all.len() >= 400 {
+        assert!(sum(|r| r.operands) > 1_000 && sum(|r| r.single_deletes) > 200);
+        assert!(sum(|r| r.rested) > 150 && sum(|r| r.rested_levels) > 400 && sum(|r| r.held) > 300);
         assert!(sum(|r| r.families_made) > 100 && sum(|r| r.families_dropped) > 50);
         assert!(sum(|r| r.compactions) > 100 && sum(|r| r.cancelled) > 50);
         assert!(sum(|r| r.acknowledged) > 20_000 && sum(|r| r.unacknowledged_found) > 100);

@@ -10,6 +10,7 @@
 //! that it would have made.
 
 use crate::family_options::FamilyOptions;
+use crate::mutant::mutant;
 
 /// The score of a level over its target is scaled up, so that levels with work come before levels
 /// that only approach their targets.
@@ -114,6 +115,7 @@ impl Shape {
             scores.push((0, if options.dynamic { level0 * URGENT } else { level0 }));
         }
         let mut coming = 0.0;
+        let last = if mutant("deep_levels_are_never_due") { 2 } else { last };
         for level in 1..last {
             let (idle, target) = (idle(level), self.targets[level] as f64);
             if self.targets[level] == u64::MAX {
