@@ -229,6 +229,16 @@ fn candidates(bytes: &[u8]) -> Vec<usize> {
     found
 }
 
+/// The fewest bytes of a record: its header and a value of two bytes. Shorter ones stay in tables.
+const VALUE_RECORD_BYTES_MIN: u64 = BLOB_RECORD_HEADER_BYTES as u64 + 2;
+
+/// Whether the unused part of a file that we wrote is counted as garbage. It has at most 33 bytes
+/// for each value that it was reserved for, and a value that became garbage has more. So their
+/// number tells, whatever the file has and had: reserved values are more than ever fit.
+fn counts_unused(blob: &BlobFileMeta) -> bool {
+    blob.garbage_bytes < blob.garbage_count.saturating_mul(VALUE_RECORD_BYTES_MIN)
+}
+
 /// Seals the blob files that a crash left open, and counts what they do not use as garbage.
 /// Suspends for the disk.
 ///
@@ -249,14 +259,11 @@ pub(crate) async fn seal(state: &WriteState, tails: &BlobTails) -> Result<()> {
             }
         }
         let turn = state.manifest_turn().await?;
-        // Without the value that may have to stay.
-        let never_used =
-            |blob: &BlobFileMeta| blob.total_count.saturating_sub(tail.count).saturating_sub(1);
-        let is_counted = turn
-            .state()
-            .blob_files(tail.family)
-            .any(|blob| blob.number == number && blob.garbage_count >= never_used(blob));
-        // An earlier process may have counted it already.
+        let mut blobs = turn.state().blob_files(tail.family);
+        let is_counted = blobs.any(|blob| blob.number == number && counts_unused(blob));
+        drop(blobs);
+        // An earlier process may have counted it already. It may have known of more values: at
+        // `process` a power cut takes values, but not what the MANIFEST says.
         if is_counted && !mutant("unused_part_counts_twice") {
             continue;
         }
@@ -276,4 +283,46 @@ pub(crate) async fn seal(state: &WriteState, tails: &BlobTails) -> Result<()> {
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// All mixes of short and long values, living and dead, in the smallest file.
+    #[test]
+    fn the_unused_part_is_told_apart_from_dead_values() {
+        let file_bytes = 64 << 10;
+        let reserved = BlobFileMeta::reserved(7, file_bytes);
+        for (short, long) in [(34, 34), (34, 9_000), (40, 200), (500, 65_000), (1_000, 30_000)] {
+            for shorts in [0, 1, 2, 10, 300, 1_000, 1_900] {
+                for longs in [0, 1, 2, 7, 60] {
+                    let used_bytes = shorts * short + longs * long;
+                    if used_bytes > reserved.total_bytes || shorts + longs == 0 {
+                        continue;
+                    }
+                    for (dead_shorts, dead_longs) in
+                        [(0, 0), (shorts, 0), (0, longs), (shorts, longs), (shorts / 2, longs / 2)]
+                    {
+                        let dead = BlobFileMeta {
+                            garbage_count: dead_shorts + dead_longs,
+                            garbage_bytes: dead_shorts * short + dead_longs * long,
+                            ..reserved.clone()
+                        };
+                        assert!(!counts_unused(&dead), "{dead:?}");
+                        for spare in [0, 1] {
+                            let unused = reserved.total_count - shorts - longs - spare;
+                            let counted = BlobFileMeta {
+                                garbage_count: dead.garbage_count + unused,
+                                garbage_bytes: dead.garbage_bytes + reserved.total_bytes
+                                    - used_bytes,
+                                ..reserved.clone()
+                            };
+                            assert!(counts_unused(&counted), "{counted:?}");
+                        }
+                    }
+                }
+            }
+        }
+    }
 }
