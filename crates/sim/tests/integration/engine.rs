@@ -134,6 +134,15 @@ fn one_doubt() {
     println!("{:#?}", doubtful(seeds::one().unwrap_or(1), Flaw::None));
 }
 
+/// Worlds beyond those that always run in which the engine once did something wrong: the unused
+/// part of a blob file was counted twice; merges that left no table failed again and again.
+#[test]
+fn worlds_that_have_found_a_fault_are_run_again() {
+    for seed in [6156, 1730, 2486] {
+        engine(seed, Flaw::None);
+    }
+}
+
 /// Replays one seed: `MILLRACE_SEED=… cargo test -p millrace-sim one_engine -- --nocapture`.
 #[test]
 fn one_engine() {
