@@ -1267,7 +1267,7 @@ pub const FAILING: u64 = 1 << 32;
 /// # Panics
 /// When the database loses or invents data.
 pub fn engine(seed: u64, flaw: Flaw) -> Report {
-    engine_judged(seed, flaw, |_| None)
+    run(seed, flaw, true, |_| None)
 }
 
 /// Options by which a few hundred kilobytes fill several levels.
@@ -1289,9 +1289,15 @@ fn small_levels(rng: &mut Rng) -> BTreeMap<String, String> {
 ///
 /// # Panics
 /// As [`engine`]; also when the judge finds other contents.
-pub fn engine_judged(
+pub fn engine_judged(seed: u64, flaw: Flaw, judge: impl FnMut(&World) -> Option<Pairs>) -> Report {
+    // RocksDB 7.8 stops when a log has a reference to a blob file and then an operand of its key.
+    run(seed, flaw, false, judge)
+}
+
+fn run(
     seed: u64,
     flaw: Flaw,
+    may_merge: bool,
     mut judge: impl FnMut(&World) -> Option<Pairs>,
 ) -> Report {
     let mut rng = Rng::new(seed ^ 0x0E11_61E5);
@@ -1317,7 +1323,7 @@ pub fn engine_judged(
     if families > 1 {
         add_families(&world, families);
     }
-    let merges = seed % 4 == 3 && families == 1;
+    let merges = may_merge && seed % 4 == 3 && families == 1;
     for nth in 0..if seed.is_multiple_of(2) { 6 } else { 5 } {
         let rests = nth == 5;
         let (failing, scarce) = (failing && !rests, scarce && !rests);
