@@ -63,7 +63,8 @@ pub enum CompactionCommand {
         millrace kv compaction status --json\n\n\
         SCORE is 1 when a merge is due: the files of level 0 divided by its trigger, for other \
         levels their bytes divided by their target. W-AMP is the bytes written to a level for each \
-        byte that came into it, S-AMP its bytes for each live byte of all levels. Counters begin with the node's start.")]
+        byte that came into it, S-AMP its bytes for each live byte of all levels. Counters \
+        begin with the node's start.")]
     Status {
         /// Which node to ask.
         #[command(flatten)]

@@ -173,6 +173,7 @@ impl Launcher {
                 open,
             };
             let text = serde_json::to_vec(&estate).map_err(|error| error.to_string())?;
+            let kept = serde_json::to_string(&self.kept_config).map_err(|e| e.to_string())?;
             let memory =
                 memfd_create(c"estate", MFdFlags::MFD_CLOEXEC).map_err(|e| e.to_string())?;
             let mut memory = std::fs::File::from(memory);
@@ -189,26 +190,19 @@ impl Launcher {
             let frames = Frames::from_fd(&self.core, ours.into(), limits).map_err(failed)?;
             frames.send(1, &[], &descriptors).await?;
             nix::unistd::dup2_stdin(&theirs).map_err(|error| error.to_string())?;
-            Ok::<_, String>(frames)
+            Ok::<_, String>((frames, kept))
         };
         // Nothing is moved any more that the next program would miss.
         self.each_door(|door| door.freeze());
         // The message stays in the socket; this end must stay open until it has been read.
-        let _frames = match prepared.await {
-            Ok(frames) => frames,
+        let (_frames, kept) = match prepared.await {
+            Ok(prepared) => prepared,
             Err(why) => {
                 self.each_door(FrontDoor::thaw);
                 return why;
             }
         };
         let mut arguments = Vec::new();
-        let kept = match serde_json::to_string(&self.kept_config) {
-            Ok(kept) => kept,
-            Err(error) => {
-                self.each_door(FrontDoor::thaw);
-                return error.to_string();
-            }
-        };
         let mut variables = vec![format!("{RENEWED}={kept}").into_bytes()];
         arguments.extend(std::env::args_os().map(OsString::into_vec));
         for (name, value) in std::env::vars_os().filter(|(name, _)| name != RENEWED) {
