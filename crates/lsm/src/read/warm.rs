@@ -62,7 +62,7 @@ pub(crate) fn warm(context: &ReadContext, family: CfId, keys: &[&[u8]], sequence
         }
     }
     warm_indexes(&mut all);
-    warm_blocks(context, family, &mut all);
+    warm_blocks(context, family, &all);
 }
 
 /// Finds the tables that may have a key.
@@ -133,7 +133,7 @@ impl<'a> Warming<'a> {
     }
 
     /// The key's table and block.
-    fn block(&mut self, family: &Family, scratch: &mut Vec<u8>) -> Option<(u32, BlockHandle)> {
+    fn block(&self, family: &Family, scratch: &mut Vec<u8>) -> Option<(u32, BlockHandle)> {
         let (slot, table) = self.table?;
         if table.two_level {
             return None;
@@ -149,18 +149,18 @@ impl<'a> Warming<'a> {
 }
 
 /// Takes the steps through the data blocks that are in the cache.
-fn warm_blocks(context: &ReadContext, family: &Family, all: &mut [Option<Warming<'_>>]) {
+fn warm_blocks(context: &ReadContext, family: &Family, all: &[Option<Warming<'_>>]) {
     let version = &context.view.version;
     let cache = context.state.cache.borrow();
     let mut scratch = Vec::new();
     let mut handles = [None; WARM_MAX];
-    for (handle, one) in handles.iter_mut().zip(all.iter_mut()) {
-        let found = one.as_mut().and_then(|one| one.block(family, &mut scratch));
+    for (handle, one) in handles.iter_mut().zip(all) {
+        let found = one.as_ref().and_then(|one| one.block(family, &mut scratch));
         *handle = found.map(|(slot, found)| BlockKey::of(version, slot, found));
     }
     let blocks: [Option<&Block>; WARM_MAX] = handles.map(|key| cache.peek(key?));
     let blocks = || {
-        let found = blocks.iter().zip(&*all).enumerate();
+        let found = blocks.iter().zip(all).enumerate();
         found.filter_map(|(at, (block, one))| match block {
             Some(Block { data, layout: Layout::Data(layout) }) => {
                 Some((at, &**data, layout, one.as_ref()?))
