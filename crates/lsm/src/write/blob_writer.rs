@@ -16,6 +16,9 @@
 //!    of the MANIFEST counts the unused part as garbage. So does the next opening with a file that
 //!    a crash left open (`open/blob_tails.rs`).
 //!
+//! A value stays in the log, too, if a merge operand of its key may follow before its memtable is a
+//! table (`blob_operands.rs`).
+//!
 //! If a blob file cannot be created, values stay in the log and in tables as small ones do. If one
 //! cannot be written or flushed, it is given up: nothing more is written to it, and a new one takes
 //! its place after a pause.
@@ -48,6 +51,7 @@ use crate::stored_options::StoredBlobs;
 use crate::version::{BlobFile, Version};
 use crate::write::blob_anchor;
 use crate::write::blob_garbage;
+use crate::write::blob_operands::Operands;
 use crate::write::commit::batches;
 use crate::write::insist;
 use crate::write::state::{Pending, WriteState};
@@ -90,6 +94,7 @@ pub(crate) struct Blobs {
     pub wants_anchor: Cell<bool>,
     /// How often a flush of a file has failed.
     failures: Cell<u64>,
+    pub operands: Operands,
 }
 
 /// Bytes of the values in a blob file of a family, about.
@@ -181,6 +186,7 @@ impl Blobs {
             wants_flush: Cell::new(false),
             wants_anchor: Cell::new(false),
             failures: Cell::new(0),
+            operands: Operands::default(),
         }
     }
 
@@ -214,6 +220,7 @@ impl Blobs {
     pub fn begin_memtables(&self) {
         self.unflushed.set(0);
         self.wants_anchor.set(false);
+        self.operands.begin_memtables();
     }
 
     /// The blob files of a family to which logs may refer.
@@ -286,6 +293,11 @@ impl Blobs {
         self.wants_flush.set(false);
     }
 
+    /// Least bytes of a value that a family stores in blob files.
+    pub fn value_min(&self, family: CfId) -> Option<usize> {
+        self.stores.borrow().get(&family).map(|store| store.value_min)
+    }
+
     /// Bytes that the values of a group take in the blob file of each family.
     fn wanted(&self, group: &mut [Pending]) -> Result<BTreeMap<CfId, u64>> {
         let mut wanted = BTreeMap::new();
@@ -296,8 +308,8 @@ impl Blobs {
             let format = |e: rocksfmt::Error| Error::format("a batch", &e);
             for op in WriteBatch::parse(batch.finish(0)).map_err(format)?.ops() {
                 let Op::Put { cf, key, value } = op.map_err(format)?.1 else { continue };
-                let store = stores.get(&cf);
-                if store.is_some_and(|store| value.len() >= store.value_min) {
+                let store = stores.get(&cf).filter(|store| value.len() >= store.value_min);
+                if store.is_some() && !self.operands.keep_whole(cf, key) {
                     *wanted.entry(cf).or_default() += record_bytes(key, value);
                 }
             }
@@ -310,9 +322,9 @@ impl Blobs {
         let (stores, mut open) = (self.stores.borrow(), self.open.borrow_mut());
         for (batch, _) in batches(group) {
             let moved = batch.store_values(|cf, key, value, index| {
-                let store = stores.get(&cf);
-                let is_large = store.is_some_and(|store| value.len() >= store.value_min);
-                let file = open.get_mut(&cf).filter(|_| is_large);
+                let store = stores.get(&cf).filter(|store| value.len() >= store.value_min);
+                let is_stored = store.is_some() && !self.operands.keep_whole(cf, key);
+                let file = open.get_mut(&cf).filter(|_| is_stored);
                 file.is_some_and(|file| file.put(key, value, index))
             });
             moved.map_err(|e| Error::format("a batch", &e))?;

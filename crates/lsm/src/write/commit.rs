@@ -267,6 +267,10 @@ impl Commit<'_> {
         }
         let bytes: u64 = batches(group).map(|batch| batch.0.len() as u64).sum();
         self.heal().await?;
+        if state.meets_references(group)? {
+            self.flush_all().await?;
+            state.blobs.operands.note_flushed();
+        }
         self.reserve(group.len() as u64, bytes).await?;
         // Once, whatever happens to the log.
         state.store_large_values(group).await?;

@@ -12,7 +12,8 @@
 //! - `manual` compacts on request, and pauses and limits merges; `compaction_status` reports on
 //!   them.
 //! - `blob_writer` stores large values in blob files; `blob_anchor` and `blob_garbage` say what the
-//!   MANIFEST must hold for RocksDB to keep such a file as long as its values are needed.
+//!   MANIFEST must hold for RocksDB to keep such a file as long as its values are needed;
+//!   `blob_operands` keeps values in the log that operands may follow.
 //! - `backpressure` is the law by which writes wait (`pace` is its rate); `retry` tries again after
 //!   failures; `quarantine` lists damaged tables; `obsolete` removes and recycles files.
 //! - `bulk_load` writes tables without the log; `ingest` takes over finished ones.
@@ -31,6 +32,7 @@ mod backpressure;
 pub(crate) mod blob_anchor;
 pub(crate) mod blob_garbage;
 mod blob_gc;
+pub(crate) mod blob_operands;
 pub(crate) mod blob_writer;
 pub(crate) mod bulk_load;
 pub(crate) mod commit;

@@ -1,13 +1,14 @@
 //! Merge operators: how one is chosen, recorded and refused, long chains of operands, and RocksDB's
 //! tool on what was written. `model.rs` has the random histories, `e2e/test_merges.py` those of
 //! RocksDB.
+#![expect(clippy::disallowed_methods, reason = "files of the host, for RocksDB's tools")]
 
 use std::path::Path;
 use std::sync::Arc;
 
 use lsm::{
-    BatchWriter, CompactionFilter, Db, FilterDecision, IterOptions, Kind, MergeOperator,
-    OpenOptions, Reader, WriteOptions, Writer,
+    BatchWriter, CompactionFilter, Db, Durability, FilterDecision, IterOptions, Kind,
+    MergeOperator, OpenOptions, Reader, WriteOptions, Writer,
 };
 use reactor::Core;
 
@@ -234,4 +235,84 @@ fn a_filter_of_the_program_removes_keys_when_tables_are_merged() {
 fn names_of_operators_are_parsed() {
     assert_eq!("put_v1".parse::<MergeOperator>().unwrap().name(), "PutOperator");
     assert!("sortlist".parse::<MergeOperator>().is_err());
+}
+
+/// A crash now: RocksDB opens a copy for writing, and finds these keys.
+fn rocksdb_recovers(dir: &Path, expected: &[(&str, String)]) {
+    let copy = fresh_dir("merges-crashed");
+    for entry in std::fs::read_dir(dir).unwrap() {
+        let path = entry.unwrap().path();
+        if path.file_name().is_some_and(|name| name != "LOCK") {
+            std::fs::copy(&path, copy.join(path.file_name().unwrap())).unwrap();
+        }
+    }
+    ldb(&copy, &["--try_load_options", "put", "other", "o"]);
+    for (key, value) in expected {
+        let found = ldb(&copy, &["--try_load_options", "get", key]);
+        assert!(found.trim() == value, "{key}: {} of {} bytes", found.trim().len(), value.len());
+    }
+}
+
+/// RocksDB's flush after a crash cannot merge operands with values in blob files: no log has a
+/// reference to one and then an operand.
+#[test]
+fn rocksdb_recovers_operands_for_large_values() {
+    let dir = fresh_dir("merges-blobs");
+    on_one_core(move |core| {
+        let dir = dir.clone();
+        async move {
+            let options = WriteOptions {
+                blob_min: Some(100),
+                durability: Durability::Process,
+                ..with("{id=stringappend;delimiter=,;}")
+            };
+            let (writer, reader) = open(&core, &dir, options).await;
+            // A table, without which there is no blob file.
+            writer.put(b"small", b"s").await.unwrap();
+            writer.flush().await.unwrap();
+            let large = |tag: &str| tag.repeat(200);
+            let in_blobs = || writer.stats().blob_values;
+            // The memtables become tables before the operand.
+            writer.put(b"first", large("1").as_bytes()).await.unwrap();
+            writer.merge(b"small", b"t").await.unwrap();
+            assert_eq!((in_blobs(), writer.stats().flushed_tables), (1, 1));
+            writer.merge(b"first", b"a").await.unwrap();
+            assert_eq!(writer.stats().flushed_tables, 2);
+            let mut expected = vec![("first", large("1") + ",a"), ("small", "s,t".to_owned())];
+            rocksdb_recovers(&dir, &expected);
+            // After that values stay in the log, for these memtables and the next.
+            for (key, tag) in [("second", "2"), ("third", "3")] {
+                writer.put(key.as_bytes(), large(tag).as_bytes()).await.unwrap();
+                writer.merge(key.as_bytes(), b"a").await.unwrap();
+                expected.push((key, large(tag) + ",a"));
+                rocksdb_recovers(&dir, &expected);
+                writer.flush().await.unwrap();
+            }
+            assert_eq!((in_blobs(), writer.stats().flushed_tables), (1, 4));
+            // The second operand counts as one for a large value.
+            for expected in [1, 2] {
+                writer.put(b"fourth", large("4").as_bytes()).await.unwrap();
+                writer.flush().await.unwrap();
+                assert_eq!(in_blobs(), expected);
+            }
+            // In one group, the value that gets an operand stays in the log, the other does not.
+            let mut batch = BatchWriter::new();
+            for key in [b"fifth", b"sixth"] {
+                batch.put(0, key, large("5").as_bytes());
+            }
+            batch.merge(0, b"fifth", b"a");
+            batch.merge(0, b"fourth", b"a");
+            writer.write(batch).await.unwrap();
+            assert_eq!((in_blobs(), writer.stats().flushed_tables), (3, 6));
+            expected.push(("fifth", large("5") + ",a"));
+            expected.push(("fourth", large("4") + ",a"));
+            expected.push(("sixth", large("5")));
+            rocksdb_recovers(&dir, &expected);
+            for (key, value) in &expected {
+                assert!(get(&reader, key.as_bytes()).await == value.as_bytes(), "{key}");
+            }
+            writer.close().await.unwrap();
+            rocksdb_recovers(&dir, &expected);
+        }
+    });
 }
