@@ -12,6 +12,7 @@ import time
 import databases
 import millrace
 import pytest
+import resp
 from test_transfer import fed, writable
 
 
@@ -82,6 +83,91 @@ def test_a_running_node_is_copied_while_it_is_written_to(tmp_path, sandbox):
     by_rocksdb = tmp_path / "by-rocksdb"
     databases.ldb(by_rocksdb, "restore", f"--backup_dir={backups}")
     is_prefix(scanned_by_rocksdb(by_rocksdb), made[-1][0])
+
+
+END = 4_000_000_000_000
+
+
+class Overwriting(threading.Thread):
+    """Sets 50 keys again and again, to the number of the write, with the deadline END plus this number."""
+
+    def __init__(self, node):
+        super().__init__()
+        self.node, self.written, self.stopped = node, 0, False
+        self.start()
+
+    def run(self):
+        with self.node.connect() as client:
+            while not self.stopped:
+                for n in range(self.written, self.written + 20):
+                    client.send(resp.encode("SET", b"k%d" % (n % 50), b"%d" % n, "PXAT", END + n))
+                for _ in range(20):
+                    assert client.reply() == resp.Simple(b"OK")
+                self.written += 20
+
+    def stop(self):
+        self.stopped = True
+        self.join()
+
+
+def has_deadlines(directory, log, least):
+    """Checks that each key of a copy has the deadline of its value, and that the copy holds the writes before it."""
+    with millrace.node(directory, log, writes=True) as node, node.connect() as client:
+        keys = [b"k%d" % n for n in range(50)]
+        values = [int(value) for value in client.call("MGET", *keys)]
+        assert min(values) >= least - 50, (min(values), least)
+        assert [client.call("PEXPIRETIME", key) for key in keys] == [END + n for n in values]
+
+
+@pytest.mark.parametrize("durability", ["process", "power"])
+def test_copies_hold_the_deadlines_of_keys(tmp_path, durability):
+    data, backups = tmp_path / "db", tmp_path / "backups"
+    made = []
+    with writable(data, tmp_path / "log", "--durability", durability) as node:
+        node.until_ready()
+        writing = Overwriting(node)
+        try:
+            for round in range(4):
+                before = writing.written
+                while writing.written < before + 400:
+                    assert node.alive() and writing.is_alive(), node.said()
+                made.append(writing.written)
+                millrace.succeed("kv", "checkpoint", tmp_path / f"copy{round}")
+                made.append(writing.written)
+                said = millrace.said_json("kv", "backup", "create", backups)
+                assert said["id"] == round + 1, said
+        finally:
+            writing.stop()
+    # Of directories that nobody has open.
+    made.append(writing.written)
+    millrace.succeed("kv", "checkpoint", tmp_path / "copy4", "--data", data)
+    made.append(writing.written)
+    assert millrace.said_json("kv", "backup", "create", backups, "--data", data)["id"] == 5
+    for round in range(5):
+        restored = tmp_path / f"restored{round}"
+        millrace.succeed("kv", "restore", backups, "--data", restored, "--id", round + 1)
+        has_deadlines(tmp_path / f"copy{round}", tmp_path / f"copy{round}.log", made[2 * round])
+        has_deadlines(restored, tmp_path / f"restored{round}.log", made[2 * round + 1])
+    # Both parts of a backup are verified and removed.
+    within = backups / "millrace-expiry"
+    assert sorted(path.name for path in (within / "meta").iterdir()) == list("12345")
+    damaged = next((within / "private" / "5").glob("MANIFEST*"))
+    whole = damaged.read_bytes()
+    damaged.write_bytes(whole[:20] + b"x" + whole[21:])
+    said = millrace.command("kv", "backup", "verify", backups, "--json")
+    assert said.returncode == 1 and "millrace-expiry/private/5/" in json.loads(said.stdout)["damages"][0], said.stdout
+    assert "checksum" in millrace.fail("kv", "restore", backups, "--data", tmp_path / "damaged")
+    damaged.write_bytes(whole)
+    # What the failed attempt has left is taken over.
+    assert millrace.said_json("kv", "restore", backups, "--data", tmp_path / "damaged")["kept_bytes"] > 0
+    has_deadlines(tmp_path / "damaged", tmp_path / "damaged.log", made[-1])
+    assert millrace.said_json("kv", "backup", "purge", backups, "--keep", "2")["deleted"] == [1, 2, 3]
+    assert sorted(path.name for path in (within / "meta").iterdir()) == list("45")
+    assert sorted(path.name for path in (within / "private").iterdir()) == list("45")
+    # RocksDB restores the database without them.
+    by_rocksdb = tmp_path / "by-rocksdb"
+    databases.ldb(by_rocksdb, "restore", f"--backup_dir={backups}")
+    assert len(scanned_by_rocksdb(by_rocksdb)) == 50
 
 
 def test_backups_of_a_directory_are_listed_verified_deleted_and_restored(tmp_path):

@@ -37,4 +37,7 @@ pub struct FileList {
     pub logs: Vec<FilePrefix>,
     /// The blob files that get values.
     pub open_blobs: Vec<BlobPrefix>,
+    /// The files of the database within its directory ([`WITHIN`](crate::WITHIN)), if there is
+    /// one. It has all that belongs to what this one holds.
+    pub within: Option<Box<FileList>>,
 }

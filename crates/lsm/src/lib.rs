@@ -72,6 +72,7 @@ pub use mutant::mutant;
 #[cfg(feature = "mutants")]
 pub use mutant::set_mutant;
 pub use open::outside::outside;
+pub use open::within::WITHIN;
 pub use options::{OpenOptions, WriteOptions};
 pub use read::iter::{Iter, IterOptions};
 pub use read::reader::Reader;

@@ -122,6 +122,14 @@ impl Drop for Held {
 }
 
 fn parse(answer: &Value) -> Option<(FileList, u64)> {
+    let mut list = parse_list(answer)?;
+    if !answer["within"].is_null() {
+        list.within = Some(Box::new(parse_list(&answer["within"])?));
+    }
+    Some((list, answer["hold"].as_u64()?))
+}
+
+fn parse_list(answer: &Value) -> Option<FileList> {
     let prefix = |file: &Value| {
         Some(FilePrefix { number: file["number"].as_u64()?, bytes: file["bytes"].as_u64() })
     };
@@ -131,12 +139,12 @@ fn parse(answer: &Value) -> Option<(FileList, u64)> {
         Some(BlobPrefix { number: file["number"].as_u64()?, end, count })
     };
     let open_blobs = answer["open_blobs"].as_array()?.iter().map(blob).collect::<Option<_>>()?;
-    let list = FileList {
+    Some(FileList {
         directory: PathBuf::from(answer["directory"].as_str()?),
         sequence: answer["sequence"].as_u64()?,
         manifest: prefix(&answer["manifest"])?,
         logs,
         open_blobs,
-    };
-    Some((list, answer["hold"].as_u64()?))
+        within: None,
+    })
 }

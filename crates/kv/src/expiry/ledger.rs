@@ -16,13 +16,13 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use lsm::{BatchWriter, CfId, Forerunner, Note, Reader, Writer};
+use lsm::{BatchWriter, CfId, Forerunner, LiveFiles, Note, Reader, Writer};
 use reactor::{Core, Event};
 
 use crate::expiry::record::{
     Entry, after_due, decode, due_key, due_start, encode, record_key, run_entry,
 };
-use crate::expiry::{DIRECTORY, Deadline, Due, Expiry, RECORDS, due_from};
+use crate::expiry::{Deadline, Due, Expiry, RECORDS, due_from};
 
 /// Records looked up together.
 const TOGETHER: usize = 64;
@@ -233,7 +233,7 @@ impl State {
         if self.records.get().is_some() {
             return Ok(());
         }
-        let Some((db, writer)) = self.main.open_within(DIRECTORY, create).await? else {
+        let Some((db, writer)) = self.main.open_within(create).await? else {
             return Ok(());
         };
         self.values.db().keep_sequences();
@@ -339,6 +339,19 @@ impl Forerunner for Ledger {
             match ledger.0.records.get() {
                 Some((_, writer)) => writer.sync()?.await.map(drop),
                 None => Ok(()),
+            }
+        })
+    }
+
+    fn live_files(&self) -> Pin<Box<dyn Future<Output = lsm::Result<Option<LiveFiles>>>>> {
+        let ledger = self.clone();
+        Box::pin(async move {
+            // They may be being opened.
+            let _turn = ledger.0.turn().await;
+            match ledger.0.records.get() {
+                // Writes of the main database wait meanwhile: there is no time for a flush.
+                Some((_, writer)) => writer.live_files(u64::MAX).await.map(Some),
+                None => Ok(None),
             }
         })
     }

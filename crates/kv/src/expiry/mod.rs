@@ -1,7 +1,7 @@
 //! Expiry: when keys end, where that is written, and how it is kept from readers.
 //!
-//! Deadlines are in a database of their own, in the directory [`DIRECTORY`] of the database that
-//! they are about, so that this one stays as RocksDB knows it. Its keys and values are in
+//! Deadlines are in a database of their own, in the directory [`WITHIN`] of the database that they
+//! are about, so that this one stays as RocksDB knows it. Its keys and values are in
 //! [`record`] and `docs/formats/expiry.md`.
 //!
 //! 1. Every write of a value with a deadline is preceded by a record of the deadline ([`ledger`]):
@@ -40,13 +40,10 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use arc_swap::ArcSwap;
-use lsm::{CfId, Db, IterOptions, Kind, OpenOptions, Reader};
+use lsm::{CfId, Db, IterOptions, Kind, OpenOptions, Reader, WITHIN};
 use reactor::Core;
 
 use crate::expiry::record::{DUE, RUNS, due_start, parse_due, run_of};
-
-/// The name of the directory with deadlines, in that of the database.
-pub const DIRECTORY: &str = "millrace-expiry";
 
 /// The column family of the deadlines' own database.
 const RECORDS: lsm::CfId = 0;
@@ -191,7 +188,7 @@ pub async fn has_deadlines(core: &Core, data: &Path) -> bool {
 }
 
 fn directory(data: &Path) -> PathBuf {
-    data.join(DIRECTORY)
+    data.join(WITHIN)
 }
 
 #[cfg(test)]

@@ -10,6 +10,7 @@ use std::path::Path;
 use fs::Dir;
 use rocksfmt::FileName;
 
+use crate::copy::closed::ClosedFiles;
 use crate::copy::contents::{Contents, Source};
 use crate::copy::new_directory::NewDirectory;
 use crate::copy::transfer::Transfer;
@@ -43,9 +44,18 @@ impl Writer {
     pub async fn checkpoint(&self, path: &Path) -> Result<Checkpoint> {
         let _working = self.0.begin_work()?;
         let live = self.live_files(LOG_BYTES_MAX).await?;
+        let mut list = live.list().clone();
+        // A program that does not know of the database within has not opened it.
+        let closed = match list.within {
+            Some(_) => None,
+            None => ClosedFiles::within(&self.0.core, self.0.db.path()).await?,
+        };
+        if let Some(closed) = &closed {
+            list.within = Some(Box::new(closed.list().clone()));
+        }
         let mut progress = |_, _| {};
         let mut transfer = Transfer::new(&self.0.core, None, &mut progress);
-        checkpoint(live.list(), path, &mut transfer).await
+        checkpoint(&list, path, &mut transfer).await
     }
 }
 
@@ -63,7 +73,11 @@ pub async fn checkpoint(
 ) -> Result<Checkpoint> {
     let new = NewDirectory::begin(&transfer.core(), path, false).await?;
     let made = async {
-        let made = fill(list, new.draft(), transfer).await?;
+        let mut made = Checkpoint { sequence: list.sequence, ..Checkpoint::default() };
+        fill(list, new.draft(), transfer, &mut made).await?;
+        if let Some(within) = &list.within {
+            fill(within, &new.make_within().await?, transfer, &mut made).await?;
+        }
         new.finish().await.map(|()| made)
     };
     let made = made.await;
@@ -73,9 +87,13 @@ pub async fn checkpoint(
     made
 }
 
-async fn fill(list: &FileList, to: &Dir, transfer: &mut Transfer<'_>) -> Result<Checkpoint> {
+async fn fill(
+    list: &FileList,
+    to: &Dir,
+    transfer: &mut Transfer<'_>,
+    made: &mut Checkpoint,
+) -> Result<()> {
     let from = Dir::new(&transfer.core(), &list.directory);
-    let mut made = Checkpoint { sequence: list.sequence, ..Checkpoint::default() };
     let manifest = FileName::Manifest(list.manifest.number).to_string();
     let sum = transfer.copy((&from, &manifest), list.manifest.bytes, (to, &manifest)).await?;
     made.add(sum.bytes);
@@ -102,7 +120,7 @@ async fn fill(list: &FileList, to: &Dir, transfer: &mut Transfer<'_>) -> Result<
     let written = to.replace_small("CURRENT", current.as_bytes()).await;
     written.map_err(|e| Error::io(to.path().join("CURRENT").display(), &e))?;
     made.add(current.len() as u64);
-    Ok(made)
+    Ok(())
 }
 
 impl Checkpoint {

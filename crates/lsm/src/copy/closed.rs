@@ -13,13 +13,14 @@ use crate::error::{Error, Kind, Result};
 use crate::file_list::{FileList, FilePrefix};
 use crate::open::recovery_plan::{Listed, RecoveryPlan};
 use crate::open::sequential::Sequential;
+use crate::open::within::WITHIN;
 use crate::open::{directory, recover};
 use crate::stored_options::StoredOptions;
 
 /// The files of a database that is not open for writing, and remains so until this is dropped.
 pub struct ClosedFiles {
     list: FileList,
-    _lock: LockGuard,
+    _locks: Vec<LockGuard>,
 }
 
 impl ClosedFiles {
@@ -30,43 +31,62 @@ impl ClosedFiles {
     /// [`Kind::NoDatabase`]; [`Kind::Locked`] if a process has it open for writing; damage in the
     /// MANIFEST, missing tables; [`Kind::Unsupported`] if some of its files are elsewhere.
     pub async fn of(core: &Core, path: &Path) -> Result<ClosedFiles> {
-        let dir = Dir::new(core, path);
-        recover::current(&dir).await?;
-        let lock = directory::lock_shared(&dir).await?;
-        let number = recover::current(&dir).await?;
-        let name = FileName::Manifest(number).to_string();
-        let manifest = recover::manifest(core, &dir, &name).await?;
-        let failed =
-            |e: std::io::Error| Error::io(format_args!("cannot list {}", path.display()), &e);
-        let entries = dir.list().await.map_err(failed)?;
-        let stored = StoredOptions::read(&dir, &entries).await?;
-        directory::logs_at(core, &dir, &stored, &manifest).await?;
-        if entries.iter().any(|entry| entry.is_dir && entry.name == "blob_dir") {
-            let what = format!("{}: its values are in files of the old BlobDB", path.display());
-            return Err(Error::new(Kind::Unsupported, what));
+        let (mut list, lock) = files_of(core, path).await?;
+        let mut locks = vec![lock];
+        if let Some(within) = ClosedFiles::within(core, path).await? {
+            list.within = Some(Box::new(within.list));
+            locks.extend(within._locks);
         }
-        let listed = |entry: fs::DirEntry| Listed { name: entry.name, size_bytes: entry.size };
-        let listed: Vec<Listed> = entries.into_iter().map(listed).collect();
-        let plan = RecoveryPlan::new(&manifest, &listed)?;
-        let mut logs = Vec::new();
-        for log in plan.kept_logs.iter().chain(&plan.logs) {
-            let bytes = used_bytes(core, &dir, log.number).await?;
-            logs.push(FilePrefix { number: log.number, bytes });
+        Ok(ClosedFiles { list, _locks: locks })
+    }
+
+    /// The same for the database within the directory of this one ([`WITHIN`]), if there is one.
+    pub(crate) async fn within(core: &Core, path: &Path) -> Result<Option<ClosedFiles>> {
+        match files_of(core, &path.join(WITHIN)).await {
+            Ok((list, lock)) => Ok(Some(ClosedFiles { list, _locks: vec![lock] })),
+            Err(error) if error.kind() == Kind::NoDatabase => Ok(None),
+            Err(error) => Err(error),
         }
-        let list = FileList {
-            directory: path.to_owned(),
-            sequence: manifest.last_sequence,
-            manifest: FilePrefix { number, bytes: None },
-            logs,
-            open_blobs: Vec::new(),
-        };
-        Ok(ClosedFiles { list, _lock: lock })
     }
 
     /// The files.
     pub fn list(&self) -> &FileList {
         &self.list
     }
+}
+
+async fn files_of(core: &Core, path: &Path) -> Result<(FileList, LockGuard)> {
+    let dir = Dir::new(core, path);
+    recover::current(&dir).await?;
+    let lock = directory::lock_shared(&dir).await?;
+    let number = recover::current(&dir).await?;
+    let name = FileName::Manifest(number).to_string();
+    let manifest = recover::manifest(core, &dir, &name).await?;
+    let failed = |e: std::io::Error| Error::io(format_args!("cannot list {}", path.display()), &e);
+    let entries = dir.list().await.map_err(failed)?;
+    let stored = StoredOptions::read(&dir, &entries).await?;
+    directory::logs_at(core, &dir, &stored, &manifest).await?;
+    if entries.iter().any(|entry| entry.is_dir && entry.name == "blob_dir") {
+        let what = format!("{}: its values are in files of the old BlobDB", path.display());
+        return Err(Error::new(Kind::Unsupported, what));
+    }
+    let listed = |entry: fs::DirEntry| Listed { name: entry.name, size_bytes: entry.size };
+    let listed: Vec<Listed> = entries.into_iter().map(listed).collect();
+    let plan = RecoveryPlan::new(&manifest, &listed)?;
+    let mut logs = Vec::new();
+    for log in plan.kept_logs.iter().chain(&plan.logs) {
+        let bytes = used_bytes(core, &dir, log.number).await?;
+        logs.push(FilePrefix { number: log.number, bytes });
+    }
+    let list = FileList {
+        directory: path.to_owned(),
+        sequence: manifest.last_sequence,
+        manifest: FilePrefix { number, bytes: None },
+        logs,
+        open_blobs: Vec::new(),
+        within: None,
+    };
+    Ok((list, lock))
 }
 
 /// The bytes of a log that a copy needs, if these are not all: without the space that was allocated

@@ -6,6 +6,8 @@
 //! 2. The names are made durable, then the directory gets its own name.
 //! 3. The mark is removed. So no other process ever has the lock while `NAME.tmp` is being renamed.
 //!
+//! It may have one directory with a database of its own ([`WITHIN`]), to which the same applies.
+//!
 //! `NAME.tmp` that a crash has left is used again or emptied. It is refused if it has no mark, or a
 //! file that a copy does not make: a LOCK tells that a program has opened it as a database.
 
@@ -18,6 +20,7 @@ use rocksfmt::FileName;
 
 use crate::error::{Error, Kind, Result};
 use crate::mutant::mutant;
+use crate::open::within::WITHIN;
 
 /// The mark of a directory that is being made.
 const MARK: &str = "MILLRACE-COPY";
@@ -53,7 +56,7 @@ impl NewDirectory {
             Err(error) if error.kind() == ErrorKind::AlreadyExists => {
                 let entries = draft.list().await.map_err(|e| failed(&draft, &e))?;
                 if !entries.is_empty() && !entries.iter().any(|entry| entry.name == MARK) {
-                    return Err(in_the_way(&draft, &entries[0].name));
+                    return Err(in_the_way(&draft, &draft.path().join(&entries[0].name)));
                 }
             }
             Err(error) => {
@@ -77,8 +80,12 @@ impl NewDirectory {
         let new = NewDirectory { core: core.clone(), path, draft, _lock: lock };
         // The other process may have finished before this one had the lock.
         refuse_full(core, &new.path).await?;
-        if let Some(other) = new.entries().await?.iter().find(|entry| !is_of_copy(entry)) {
-            return Err(in_the_way(&new.draft, &other.name));
+        for (dir, entries) in
+            [(&new.draft, new.entries().await?), (&new.within(), new.entries_within().await?)]
+        {
+            if let Some(other) = entries.iter().find(|entry| !is_of_copy(entry)) {
+                return Err(in_the_way(&new.draft, &dir.path().join(&other.name)));
+            }
         }
         // A power cut must not leave files without the mark.
         new.draft.sync().await.map_err(|e| new.failed(&e))?;
@@ -93,11 +100,37 @@ impl NewDirectory {
         &self.draft
     }
 
+    /// Where to make the files of the database within, once it is made.
+    pub fn within(&self) -> Dir {
+        Dir::new(&self.core, &self.draft.path().join(WITHIN))
+    }
+
+    /// Makes the directory of the database within, unless it exists.
+    pub async fn make_within(&self) -> Result<Dir> {
+        let within = self.within();
+        match self.core.create_dir(within.path()).await {
+            Err(error) if error.kind() != ErrorKind::AlreadyExists => {
+                Err(Error::io(format_args!("cannot create {}", within.path().display()), &error))
+            }
+            _ => Ok(within),
+        }
+    }
+
     /// The files that are there.
     pub async fn entries(&self) -> Result<Vec<DirEntry>> {
         let mut entries = self.draft.list().await.map_err(|e| self.failed(&e))?;
-        entries.retain(|entry| entry.name != MARK);
+        entries.retain(|entry| entry.name != MARK && !(entry.is_dir && entry.name == WITHIN));
         Ok(entries)
+    }
+
+    /// The files of the database within that are there.
+    pub async fn entries_within(&self) -> Result<Vec<DirEntry>> {
+        let within = self.within();
+        match within.list().await {
+            Ok(entries) => Ok(entries),
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(Vec::new()),
+            Err(error) => Err(failed(&within, &error)),
+        }
     }
 
     fn failed(&self, error: &std::io::Error) -> Error {
@@ -108,12 +141,31 @@ impl NewDirectory {
         for entry in self.entries().await? {
             self.draft.remove(&entry.name).await.map_err(|e| self.failed(&e))?;
         }
-        Ok(())
+        self.remove_within().await
+    }
+
+    /// Removes the database within.
+    pub async fn remove_within(&self) -> Result<()> {
+        let within = self.within();
+        for entry in self.entries_within().await? {
+            within.remove(&entry.name).await.map_err(|e| failed(&within, &e))?;
+        }
+        match self.core.remove_dir(within.path()).await {
+            Err(error) if error.kind() != ErrorKind::NotFound => Err(failed(&within, &error)),
+            _ => Ok(()),
+        }
     }
 
     /// Gives the directory its name. All its files are durable. Suspends for the disk.
     pub async fn finish(&self) -> Result<()> {
         if !mutant("copied_names_are_not_synced") {
+            let within = self.within();
+            match within.sync().await {
+                Err(error) if error.kind() != ErrorKind::NotFound => {
+                    return Err(failed(&within, &error));
+                }
+                _ => {}
+            }
             self.draft.sync().await.map_err(|e| self.failed(&e))?;
         }
         let failed = |e: std::io::Error| Error::io(self.path.display(), &e);
@@ -144,10 +196,10 @@ fn failed(draft: &Dir, error: &std::io::Error) -> Error {
     Error::io(draft.path().display(), error)
 }
 
-fn in_the_way(draft: &Dir, name: &str) -> Error {
+fn in_the_way(draft: &Dir, entry: &Path) -> Error {
     let what = format!(
         "{} is in the way: no interrupted copy has left this; rename or remove {}",
-        draft.path().join(name).display(),
+        entry.display(),
         draft.path().display()
     );
     Error::new(Kind::Unsupported, what)

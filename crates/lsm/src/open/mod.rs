@@ -39,7 +39,7 @@ pub(crate) mod sequential;
 pub(crate) mod table_blocks;
 pub(crate) mod unnamed;
 pub(crate) mod wal_replay;
-mod within;
+pub(crate) mod within;
 
 /// Attempts to open a directory that another process changes meanwhile.
 const SECONDARY_TRIES: u32 = 5;

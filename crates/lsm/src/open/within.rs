@@ -5,16 +5,21 @@ use crate::error::{Error, Kind, Result};
 use crate::options::{OpenOptions, WriteOptions};
 use crate::write::writer::Writer;
 
+/// The name of the directory of a database within that of another one: of the deadlines of its
+/// keys.
+pub const WITHIN: &str = "millrace-expiry";
+
 impl Writer {
-    /// Opens a database in a directory within that of this one, for what belongs to it, with the
+    /// Opens a database in the directory [`WITHIN`] of this one, for what belongs to it, with the
     /// same durability and a part of its memory: a quarter of its memtables, which are smaller from
     /// then on, and a sixteenth of its cache and its memory for tables. Of memtables and each
     /// core's cache that is at least 1 MiB, and at most 16 and 4 MiB. `None` if it does not exist,
-    /// unless it is to be created. It is no part of copies of this database.
+    /// unless it is to be created. It is a part of copies of this database if a forerunner lists
+    /// its files ([`Forerunner::live_files`](crate::Forerunner::live_files)).
     ///
     /// # Errors
     /// As [`Db::open_for_writing`].
-    pub async fn open_within(&self, name: &str, create: bool) -> Result<Option<(Db, Writer)>> {
+    pub async fn open_within(&self, create: bool) -> Result<Option<(Db, Writer)>> {
         let (state, all) = (&*self.0, self.0.db.options());
         let lent_bytes = (state.options.memtable_bytes / 4).min(16 << 20);
         let reading = OpenOptions {
@@ -30,7 +35,7 @@ impl Writer {
             memtable_bytes: lent_bytes.max(1 << 20),
             ..WriteOptions::default()
         };
-        let path = state.db.path().join(name);
+        let path = state.db.path().join(WITHIN);
         if create {
             // Its name must be as durable as what is written there.
             match state.core.create_dir(&path).await {

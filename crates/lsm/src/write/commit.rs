@@ -34,6 +34,7 @@ use crate::write::blob_garbage;
 use crate::write::conflict::{self, GroupKeys};
 use crate::write::ingest::{self, Ingesting};
 use crate::write::job;
+use crate::write::live_files::Listed;
 use crate::write::retry::Task;
 use crate::write::state::{Generation, Pending, Request, WriteState};
 use crate::write::wal_writer::{EmptyLog, NewLog, NotCreated, WalWriter};
@@ -701,10 +702,15 @@ impl Commit<'_> {
 
     /// The files that hold the database as it is now. No task changes the MANIFEST meanwhile, and
     /// this one alone writes logs: so tables and logs fit together.
-    async fn list_files(&mut self) -> Result<FileList> {
+    async fn list_files(&mut self) -> Result<Listed> {
         let state = self.state;
         // A log that failed may hold a group that must not be copied.
         self.heal().await?;
+        let forerunner = state.forerunner.borrow().clone();
+        let within = match forerunner {
+            Some(forerunner) => forerunner.live_files().await.map_err(refused)?,
+            None => None,
+        };
         self.sync_blob_files().await?;
         let turn = state.manifest_turn().await?;
         let Some(manifest) = turn.file() else {
@@ -726,7 +732,9 @@ impl Commit<'_> {
         let sequence = state.db.visible();
         let open_blobs = state.blobs.prefixes();
         let directory = state.dir.path().to_owned();
-        Ok(FileList { directory, sequence, manifest, logs, open_blobs })
+        let files = within.as_ref().map(|within| Box::new(within.list().clone()));
+        let list = FileList { directory, sequence, manifest, logs, open_blobs, within: files };
+        Ok((list, within))
     }
 
     /// Makes all values in blob files durable to which logs refer. If that fails, all memtables

@@ -17,6 +17,7 @@ use std::future::Future;
 use std::pin::Pin;
 
 use crate::error::Result;
+use crate::write::live_files::LiveFiles;
 
 /// What a batch brings for the forerunner.
 pub type Note = Box<dyn Any>;
@@ -37,4 +38,12 @@ pub trait Forerunner {
     /// # Errors
     /// Any error: the caller of `sync` is refused.
     fn sync(&self) -> Pin<Box<dyn Future<Output = Result<()>>>>;
+
+    /// The files of the database in which it writes, within the directory of this one, for a copy
+    /// of both. No group is written meanwhile, so they hold what belongs to all that was written.
+    /// `None` if there is no such database.
+    ///
+    /// # Errors
+    /// As for [`Writer::live_files`](crate::Writer::live_files): there is no copy then.
+    fn live_files(&self) -> Pin<Box<dyn Future<Output = Result<Option<LiveFiles>>>>>;
 }

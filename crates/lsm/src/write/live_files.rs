@@ -2,7 +2,8 @@
 //!
 //! 1. If the logs are long, the memtables are written to tables first.
 //! 2. The commit task lists the files, between two groups and during a turn at the MANIFEST: so the
-//!    list is the state after one write, in all column families.
+//!    list is the state after one write, in all column families. What belongs to it in the database
+//!    within its directory is listed in the same moment.
 //! 3. As long as the list is held, no file on it is removed, renamed or written over. Logs and the
 //!    MANIFEST only grow.
 
@@ -21,7 +22,11 @@ use crate::write::writer::Writer;
 pub struct LiveFiles {
     list: FileList,
     _hold: Hold,
+    _within: Option<Box<LiveFiles>>,
 }
+
+/// What the commit task lists: the files of both databases, and what keeps those of the second.
+pub(crate) type Listed = (FileList, Option<LiveFiles>);
 
 impl LiveFiles {
     /// The files.
@@ -41,15 +46,16 @@ impl Writer {
     pub async fn live_files(&self, log_bytes_max: u64) -> Result<LiveFiles> {
         let state = &self.0;
         let hold = Hold::new(state);
-        let mut list = self.list_files().await?;
-        if log_bytes(state, &list).await > log_bytes_max {
+        let mut listed = self.list_files().await?;
+        if log_bytes(state, &listed.0).await > log_bytes_max {
             self.flush().await?;
-            list = self.list_files().await?;
+            listed = self.list_files().await?;
         }
-        Ok(LiveFiles { list, _hold: hold })
+        let (list, within) = listed;
+        Ok(LiveFiles { list, _hold: hold, _within: within.map(Box::new) })
     }
 
-    async fn list_files(&self) -> Result<FileList> {
+    async fn list_files(&self) -> Result<Listed> {
         let answer = Rc::new(RefCell::new(None));
         self.request(Request::ListFiles(answer.clone()))?.await?;
         let gone = || Error::new(Kind::Io, "the database is being closed");

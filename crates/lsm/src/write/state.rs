@@ -17,7 +17,6 @@ use rocksfmt::{BatchWriter, Comparator, ManifestReplay};
 
 use crate::db::Db;
 use crate::error::{Error, Kind, Result};
-use crate::file_list::FileList;
 use crate::mem::Mem;
 use crate::mutant::mutant;
 use crate::options::WriteOptions;
@@ -28,6 +27,7 @@ use crate::write::compaction::{self, Merges};
 use crate::write::conflict::Unwritten;
 use crate::write::forerunner::{Forerunner, Note};
 use crate::write::ingest::Ingesting;
+use crate::write::live_files::Listed;
 use crate::write::manifest_turn::SharedManifest;
 use crate::write::manifest_writer::ManifestWriter;
 use crate::write::next_log::NextLog;
@@ -144,7 +144,7 @@ pub(crate) enum Request {
     /// Add finished tables.
     Ingest(Rc<RefCell<Ingesting>>),
     /// Say which files hold the database now. The answer is put there.
-    ListFiles(Rc<RefCell<Option<Result<FileList>>>>),
+    ListFiles(Rc<RefCell<Option<Result<Listed>>>>),
 }
 
 /// A request and its result.

@@ -123,12 +123,12 @@ fn a_database_within_another_takes_a_quarter_of_its_memtables() {
                 let (_db, writer) = open.await.unwrap();
                 let mut within = 0.0;
                 if with_another {
-                    let (_, other) = writer.open_within("other", true).await.unwrap().unwrap();
+                    let (_, other) = writer.open_within(true).await.unwrap().unwrap();
                     within = fill(&other).await;
                     other.close().await.unwrap();
                     drop(other);
                     // Another opening takes nothing more.
-                    let (_, other) = writer.open_within("other", false).await.unwrap().unwrap();
+                    let (_, other) = writer.open_within(false).await.unwrap().unwrap();
                     other.close().await.unwrap();
                 }
                 let outside = fill(&writer).await;

@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 
 use kv::Shard;
-use lsm::{BlobPrefix, FilePrefix, LiveFiles};
+use lsm::{BlobPrefix, FileList, FilePrefix, LiveFiles};
 use reactor::{Class, Core};
 use serde_json::{Value, json};
 
@@ -57,19 +57,9 @@ impl Holds {
         }
         let files = shard.live_files(log_bytes_max).await;
         let files = files.map_err(|error| explain(shard.path(), &error))?;
-        let list = files.list();
-        let prefix = |file: &FilePrefix| json!({"number": file.number, "bytes": file.bytes});
-        let blob = |file: &BlobPrefix| json!({"number": file.number, "end": file.end, "count": file.count});
         let hold = self.next.replace(self.next.get() + 1);
-        let directory = working_directory().join(&list.directory);
-        let answer = json!({
-            "hold": hold,
-            "directory": directory,
-            "sequence": list.sequence,
-            "manifest": prefix(&list.manifest),
-            "logs": list.logs.iter().map(prefix).collect::<Vec<_>>(),
-            "open_blobs": list.open_blobs.iter().map(blob).collect::<Vec<_>>(),
-        });
+        let mut answer = render(files.list());
+        answer["hold"] = hold.into();
         let until_ns = self.core.now_ns() + HOLD_NS;
         self.held.borrow_mut().insert(hold, Held { _files: files, until_ns });
         let (holds, core) = (Rc::downgrade(self), self.core.clone());
@@ -111,6 +101,20 @@ impl Holds {
         let held = self.held.borrow_mut().remove(&hold);
         held.map(|_| json!({})).ok_or_else(no_hold)
     }
+}
+
+fn render(list: &FileList) -> Value {
+    let prefix = |file: &FilePrefix| json!({"number": file.number, "bytes": file.bytes});
+    let blob =
+        |file: &BlobPrefix| json!({"number": file.number, "end": file.end, "count": file.count});
+    json!({
+        "directory": working_directory().join(&list.directory),
+        "sequence": list.sequence,
+        "manifest": prefix(&list.manifest),
+        "logs": list.logs.iter().map(prefix).collect::<Vec<_>>(),
+        "open_blobs": list.open_blobs.iter().map(blob).collect::<Vec<_>>(),
+        "within": list.within.as_deref().map(render),
+    })
 }
 
 fn no_hold() -> Error {

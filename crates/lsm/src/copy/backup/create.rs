@@ -7,12 +7,13 @@
 //! 3. Logs, OPTIONS and CURRENT are copied. All names are made durable, and then `meta/ID`.
 
 use std::collections::BTreeMap;
+use std::io::ErrorKind;
 
 use fs::{Dir, Mode};
 use rocksfmt::FileName;
 
 use crate::copy::backup::meta::{Backup, BackupFile};
-use crate::copy::backup::{BackupDir, META, PRIVATE, SHARED_CHECKSUM};
+use crate::copy::backup::{All, BackupDir, META, PRIVATE, SHARED_CHECKSUM};
 use crate::copy::contents::{Contents, Source};
 use crate::copy::transfer::{Sum, Transfer};
 use crate::error::{Error, Kind, Result};
@@ -50,16 +51,55 @@ impl BackupDir {
         transfer: &mut Transfer<'_>,
     ) -> Result<CreatedBackup> {
         self.refuse_database().await?;
-        self.make_dir(&self.path).await?;
-        for name in [META, PRIVATE, SHARED_CHECKSUM] {
-            self.make_dir(&self.path.join(name)).await?;
-        }
+        self.make_dirs().await?;
         let _lock = self.lock().await?;
         let all = self.all().await?;
         let id = all
             .newest()
             .checked_add(1)
             .ok_or_else(|| Error::new(Kind::Unsupported, "no number is left for another backup"))?;
+        let within = self.within();
+        within.forget(id).await?;
+        let mut of_within = CreatedBackup::default();
+        if let Some(list) = &list.within {
+            within.make_dirs().await?;
+            of_within = within.make(id, &within.all().await?, list, transfer).await?;
+        }
+        let made = self.make(id, &all, list, transfer).await?;
+        Ok(CreatedBackup {
+            files: made.files + of_within.files,
+            bytes: made.bytes + of_within.bytes,
+            shared_bytes: made.shared_bytes + of_within.shared_bytes,
+            ..made
+        })
+    }
+
+    async fn make_dirs(&self) -> Result<()> {
+        self.make_dir(&self.path).await?;
+        for name in [META, PRIVATE, SHARED_CHECKSUM] {
+            self.make_dir(&self.path.join(name)).await?;
+        }
+        Ok(())
+    }
+
+    /// Removes the description of a backup, durably, if there is one: a crash or another program
+    /// has left it.
+    async fn forget(&self, id: u32) -> Result<()> {
+        match self.dir(META).remove(&id.to_string()).await {
+            Ok(()) => self.sync(META).await,
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
+            Err(error) => Err(self.failed(&format!("{META}/{id}"), &error)),
+        }
+    }
+
+    /// Makes a backup beside `all` others. The directories are there, and locked.
+    async fn make(
+        &self,
+        id: u32,
+        all: &All,
+        list: &FileList,
+        transfer: &mut Transfer<'_>,
+    ) -> Result<CreatedBackup> {
         self.remove_private(id).await?;
         self.make_dir(self.private(id).path()).await?;
         let shared = all.backups.iter().flat_map(|backup| &backup.files);

@@ -14,6 +14,7 @@
 //! of name and value, among them `size`. A name that begins with `ni::` must be understood.
 
 use crate::error::{Error, Kind, Result};
+use crate::open::within::WITHIN;
 
 /// One backup.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -43,6 +44,11 @@ impl BackupFile {
     /// Its directory and its name there.
     pub(crate) fn place(&self) -> (&str, &str) {
         self.path.rsplit_once('/').unwrap_or(("", &self.path))
+    }
+
+    /// Whether it is of the database within.
+    pub(crate) fn is_within(&self) -> bool {
+        self.path.strip_prefix(WITHIN).is_some_and(|rest| rest.starts_with('/'))
     }
 
     /// Its name in the database: without what follows the first underscore, except the extension.

@@ -9,9 +9,17 @@
 //!                                                or a blob file
 //! ```
 //!
+//! The database within that of a backup ([`WITHIN`]) has backups of its own, in a directory of that
+//! name with the same layout and with the same numbers. So RocksDB restores a backup without it,
+//! and does not know of its files. RocksDB may make a backup with the number of one that it has
+//! deleted; then the files within are those of the older one: who opens them tells what belongs to
+//! the new one (`docs/formats/expiry.md`).
+//!
 //! - A file is there under its name only when it is complete and durable, and `meta/ID` only when
 //!   all files of the backup are. So a crash leaves no backup or a whole one, and files that the
 //!   next attempt takes after it has compared their checksums.
+//! - The backup of the database within is made first. One whose number no backup has is ignored and
+//!   removed.
 //! - A deletion removes `meta/ID` first, durably, and then the files that no backup has.
 //! - `LOCK` keeps two processes from changing the directory at the same time. RocksDB has no such
 //!   lock.
@@ -27,9 +35,10 @@ use std::path::{Path, PathBuf};
 use fs::{Dir, LockGuard};
 use reactor::Core;
 
-use crate::copy::backup::meta::Backup;
+use crate::copy::backup::meta::{Backup, BackupFile};
 use crate::copy::transfer::Transfer;
 use crate::error::{Error, Kind, Result, lacks_resources};
+use crate::open::within::WITHIN;
 
 /// The longest description of a backup, in bytes: almost a million files.
 const META_BYTES_MAX: usize = 64 << 20;
@@ -80,6 +89,12 @@ impl BackupDir {
     #[must_use]
     pub fn of_any_database(self) -> BackupDir {
         BackupDir { any_database: true, ..self }
+    }
+
+    /// The backups of the databases within.
+    fn within(&self) -> BackupDir {
+        let path = self.path.join(WITHIN);
+        BackupDir { core: self.core.clone(), path, any_database: true }
     }
 
     fn dir(&self, name: &str) -> Dir {
@@ -172,8 +187,31 @@ impl BackupDir {
     /// [`Kind::NoDatabase`] if there is no directory of backups; the disk's errors.
     pub async fn list(&self) -> Result<(Vec<Backup>, Vec<Error>)> {
         self.check_exists().await?;
-        let All { backups, damaged } = self.all().await?;
+        let All { backups, damaged } = self.all_with_within().await?;
         Ok((backups, damaged.into_iter().map(|(_, error)| error).collect()))
+    }
+
+    /// All backups, with the files of the databases within.
+    async fn all_with_within(&self) -> Result<All> {
+        let mut all = self.all().await?;
+        let within = self.within().all().await?;
+        for Backup { id, files, .. } in within.backups {
+            let Some(backup) = all.backups.iter_mut().find(|backup| backup.id == id) else {
+                continue;
+            };
+            let files = files.into_iter();
+            backup.files.extend(files.map(|file| {
+                let path = format!("{WITHIN}/{}", file.path);
+                BackupFile { path, ..file }
+            }));
+        }
+        for (id, error) in within.damaged {
+            if let Some(at) = all.backups.iter().position(|backup| backup.id == id) {
+                all.backups.remove(at);
+                all.damaged.push((id, Error::new(error.kind(), format!("{WITHIN}/{error}"))));
+            }
+        }
+        Ok(all)
     }
 
     async fn check_exists(&self) -> Result<()> {
@@ -201,7 +239,7 @@ impl BackupDir {
     /// A backup; the newest one without an `id`.
     pub(crate) async fn find(&self, id: Option<u32>) -> Result<Backup> {
         self.check_exists().await?;
-        let All { mut backups, damaged } = self.all().await?;
+        let All { mut backups, damaged } = self.all_with_within().await?;
         let place = self.path.display();
         match id {
             // Not silently an older one.
@@ -292,6 +330,26 @@ impl BackupDir {
         for id in &BTreeSet::from_iter(ids) {
             let removed = self.dir(META).remove(&id.to_string()).await;
             removed.map_err(|e| self.failed(&format!("{META}/{id}"), &e))?;
+        }
+        self.sync(META).await?;
+        let mut freed = self.remove_unused().await?;
+        let all = self.all().await?;
+        let ids = all.backups.iter().map(|backup| backup.id);
+        let ids: BTreeSet<u32> = ids.chain(all.damaged.iter().map(|(id, _)| *id)).collect();
+        freed += self.within().keep_only(&ids).await?;
+        Ok(freed)
+    }
+
+    /// Deletes all backups but these. Returns the bytes that were freed. The directory that this
+    /// one is in is locked.
+    async fn keep_only(&self, ids: &BTreeSet<u32>) -> Result<u64> {
+        let names = self.files_in(META).await?;
+        if names.is_empty() {
+            return Ok(0);
+        }
+        for name in names.keys().filter(|name| id_of(name).is_some_and(|id| !ids.contains(&id))) {
+            let removed = self.dir(META).remove(name).await;
+            removed.map_err(|e| self.failed(&format!("{META}/{name}"), &e))?;
         }
         self.sync(META).await?;
         self.remove_unused().await

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use fs::Dir;
+use fs::{Dir, DirEntry};
 
 use crate::copy::backup::BackupDir;
 use crate::copy::backup::meta::BackupFile;
@@ -45,9 +45,16 @@ impl BackupDir {
     ) -> Result<RestoredBackup> {
         let backup = self.find(id).await?;
         let new = NewDirectory::begin(&self.core, path, true).await?;
-        let failed = |e: std::io::Error| Error::io(new.draft().path().display(), &e);
-        let left = new.entries().await?.into_iter().map(|entry| (entry.name, entry.size));
-        let mut left: BTreeMap<String, u64> = left.collect();
+        let has_within = backup.files.iter().any(BackupFile::is_within);
+        match has_within {
+            true => drop(new.make_within().await?),
+            false => new.remove_within().await?,
+        }
+        let lengths = |entries: Vec<DirEntry>| -> BTreeMap<String, u64> {
+            entries.into_iter().map(|entry| (entry.name, entry.size)).collect()
+        };
+        let within = new.within();
+        let mut left = (lengths(new.entries().await?), lengths(new.entries_within().await?));
         let mut restored = RestoredBackup {
             id: backup.id,
             sequence: backup.sequence,
@@ -61,21 +68,27 @@ impl BackupDir {
         }
         for file in &backup.files {
             let name = file.name_in_database();
-            let there = left.remove(&name);
+            let (to, there) = match file.is_within() {
+                true => (&within, left.1.remove(&name)),
+                false => (new.draft(), left.0.remove(&name)),
+            };
             if let (Some(there), Some(crc32c)) = (there, file.crc32c)
                 && file.bytes.is_none_or(|bytes| bytes == there)
-                && transfer.sum(new.draft(), &name).await? == (Sum { bytes: there, crc32c })
+                && transfer.sum(to, &name).await? == (Sum { bytes: there, crc32c })
             {
                 // It may be in the page cache only.
-                sync(new.draft(), &name, transfer).await?;
+                sync(to, &name, transfer).await?;
                 transfer.skip(there);
                 restored.kept_bytes += there;
                 continue;
             }
-            self.restore_file(file, new.draft(), &name, transfer).await?;
+            self.restore_file(file, to, &name, transfer).await?;
         }
-        for name in left.keys() {
-            new.draft().remove(name).await.map_err(failed)?;
+        for (dir, left) in [(new.draft(), &left.0), (&within, &left.1)] {
+            for name in left.keys() {
+                let removed = dir.remove(name).await;
+                removed.map_err(|e| Error::io(dir.path().join(name).display(), &e))?;
+            }
         }
         new.finish().await?;
         Ok(restored)
