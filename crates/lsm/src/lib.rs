@@ -33,6 +33,7 @@ mod family_list;
 mod family_options;
 mod file_list;
 mod inspect;
+mod level_keys;
 mod mem;
 mod merge_operator;
 mod mutant;

@@ -10,6 +10,7 @@ use crate::compaction_filter::CompactionFilter;
 use crate::error::{Error, Kind, Result};
 use crate::family_list::FamilyList;
 use crate::family_options::FamilyOptions;
+use crate::level_keys::LevelKeys;
 use crate::mem::Mem;
 use crate::merge_operator::FamilyMerge;
 use crate::slots::Slots;
@@ -21,9 +22,8 @@ use crate::table_options::TableOptions;
 pub(crate) struct Level {
     /// Slots into [`Version::tables`]. Level 0: newest first. Others: by smallest key.
     pub slots: Vec<u32>,
-    /// The largest internal keys, one after another, and where each ends.
-    largest: Vec<u8>,
-    largest_ends: Vec<u32>,
+    /// The largest internal keys.
+    largest: LevelKeys,
     bytes: u64,
     compensated_bytes: u64,
     /// The largest sequence of its tables, or of tables that it had.
@@ -51,15 +51,14 @@ impl Level {
 
     fn push(&mut self, at: u32, slot: &Slot) {
         self.slots.push(at);
-        self.largest.extend_from_slice(&slot.meta().largest);
-        self.largest_ends.push(self.largest.len() as u32);
+        self.largest.push(&slot.meta().largest);
         self.bytes += slot.meta().size_bytes;
         self.compensated_bytes += slot.compensated_bytes();
         self.largest_sequence = self.largest_sequence.max(slot.meta().largest_sequence);
     }
 
     /// This sorted level with tables removed and others added, which do not overlap the rest.
-    /// Looks only at these.
+    /// Looks only at these, and copies little more than the list of slots.
     pub fn edited(
         &self,
         slots: &Slots,
@@ -76,6 +75,7 @@ impl Level {
         // A new table comes before the removed one at its place.
         edits.sort_by_key(|&(at, new)| (at, new.is_none()));
         let mut level = Level::default();
+        level.slots.reserve(self.slots.len() + added.len());
         let mut at = 0;
         for (to, new) in edits {
             level.copy(self, at, to);
@@ -128,12 +128,7 @@ impl Level {
             return;
         }
         self.slots.extend_from_slice(&other.slots[from..to]);
-        let start = if from == 0 { 0 } else { other.largest_ends[from - 1] };
-        let end = other.largest_ends[to - 1];
-        let moved = self.largest.len() as u32;
-        self.largest.extend_from_slice(&other.largest[start as usize..end as usize]);
-        let ends = &other.largest_ends[from..to];
-        self.largest_ends.extend(ends.iter().map(|end| end - start + moved));
+        self.largest.append(&other.largest, from, to);
     }
 
     /// Bytes of its tables.
@@ -161,23 +156,9 @@ impl Level {
         &self.dense
     }
 
-    fn largest(&self, at: usize) -> &[u8] {
-        let start = if at == 0 { 0 } else { self.largest_ends[at - 1] as usize };
-        &self.largest[start..self.largest_ends[at] as usize]
-    }
-
     /// The index of the first table of a sorted level that does not end before `seek`.
     pub fn find(&self, comparator: Comparator, seek: &[u8]) -> usize {
-        let (mut low, mut high) = (0, self.slots.len());
-        while low < high {
-            let middle = low + (high - low) / 2;
-            if comparator.cmp_internal(self.largest(middle), seek).is_lt() {
-                low = middle + 1;
-            } else {
-                high = middle;
-            }
-        }
-        low
+        self.largest.find(comparator, seek)
     }
 }
 
@@ -470,10 +451,7 @@ mod tests {
             let rest = old.iter().copied().filter(|slot| !removed.contains(slot));
             let anew = sorted(rest.chain(new).collect(), &slots, order);
             assert_eq!(edited.slots, anew.slots);
-            assert_eq!(
-                (&edited.largest, &edited.largest_ends),
-                (&anew.largest, &anew.largest_ends)
-            );
+            assert!(edited.largest.iter().eq(anew.largest.iter()));
             assert_eq!(
                 (edited.bytes, edited.compensated_bytes),
                 (anew.bytes, anew.compensated_bytes)
@@ -528,6 +506,9 @@ mod tests {
         assert_eq!(changed, [700]);
         let (now, then) = (&version.families[700].levels, &before.families[700].levels);
         assert!(Arc::ptr_eq(&now[0], &then[0]) && Arc::ptr_eq(&now[1], &then[1]));
+        // 40 chunks of 256 keys.
+        let (chunks, copied) = now[2].largest.copied(&then[2].largest);
+        assert!(chunks >= 40 && copied <= 2, "{copied} of {chunks}");
         assert_eq!((now[2].slots.len(), now[2].slots[5000]), (files as usize, new[0]));
         assert!(version.families.find(1000).is_none() && version.family(999).is_ok());
     }
