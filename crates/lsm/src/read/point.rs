@@ -32,6 +32,7 @@ use crate::read::state::ReadContext;
 use crate::read::stats::count;
 use crate::read::value::{Place, Value};
 use crate::read::view::View;
+use crate::read::warm::Known;
 use crate::table::{Filter, IndexBlock, Table};
 use crate::version::{Family, user_key};
 
@@ -106,6 +107,8 @@ struct Lookup<'a> {
     only_existence: bool,
     /// The sequence of the newest entry that the reader sees.
     newest: Option<u64>,
+    /// What is known of the key.
+    known: Option<Known>,
 }
 
 impl<'a> Lookup<'a> {
@@ -133,6 +136,7 @@ impl<'a> Lookup<'a> {
             operands: None,
             only_existence: false,
             newest: None,
+            known: None,
         })
     }
 
@@ -171,6 +175,9 @@ impl<'a> Lookup<'a> {
             if let Some(tombstones) = &table.range_tombstones {
                 let over = tombstones.max_sequence(self.key, self.sequence);
                 self.tombstone = self.tombstone.max(over);
+            }
+            if let Some(known) = self.known.filter(|known| known.slot == self.slot) {
+                return Ok(self.need(known.handle, Stage::Data));
             }
             match &table.filter {
                 Filter::None => {}
@@ -237,14 +244,20 @@ impl<'a> Lookup<'a> {
     ) -> Result<Option<Step>> {
         let mut has_operands = false;
         loop {
-            let found = point_lookup(
-                &block.data,
-                block.entries(),
-                self.family.comparator,
-                self.seek.as_slice(),
-                &mut self.scratch,
-            )
-            .map_err(|e| Error::format(table.place(0), &e))?;
+            // Of the first block that is looked at in its table, and before any operand.
+            let known = self.known.take_if(|known| known.slot == self.slot);
+            let entry = known.and_then(|known| known.entry);
+            let found = match entry.filter(|&(_, _, end)| end as usize <= block.data.len()) {
+                Some((packed, start, end)) => Hit::Found { packed, start, end },
+                None => point_lookup(
+                    &block.data,
+                    block.entries(),
+                    self.family.comparator,
+                    self.seek.as_slice(),
+                    &mut self.scratch,
+                )
+                .map_err(|e| Error::format(table.place(0), &e))?,
+            };
             let (packed, range) = match found {
                 Hit::Found { packed, start, end } => (packed, start as usize..end as usize),
                 Hit::Absent => return Ok(None),
@@ -704,6 +717,7 @@ pub(crate) fn get_cached(
         Ok(lookup) => lookup,
         Err(error) => return Some(Err(error)),
     };
+    lookup.known = state.foreseen.borrow_mut().take(&context.view.version, family, key);
     let mut step = lookup.step(context);
     loop {
         match step {

@@ -18,6 +18,7 @@ use crate::read::shared_cache::{SharedBlocks, SharedCache};
 use crate::read::snapshot::Registry;
 use crate::read::stats::{Counters, ReaderStats, count};
 use crate::read::view::View;
+use crate::read::warm::Foreseen;
 use crate::version::Version;
 
 /// The state of one core's reader.
@@ -31,6 +32,8 @@ pub(crate) struct ReaderState {
     /// it does not take, and both together keep to the budget of one.
     shared: Option<SharedCache>,
     pub(super) flights: RefCell<Flights>,
+    /// Of the lookups that come next.
+    pub(super) foreseen: RefCell<Foreseen>,
     /// The chunks that iterators have read ahead.
     read_ahead: RefCell<Vec<Weak<Chunks>>>,
     pub(super) decompressor: RefCell<Decompressor>,
@@ -52,6 +55,7 @@ impl ReaderState {
             shared: (db.options().shared_cache && cache_bytes > 0)
                 .then(|| SharedCache::new(core.pool(), cache_bytes)),
             flights: RefCell::default(),
+            foreseen: RefCell::default(),
             read_ahead: RefCell::default(),
             decompressor: RefCell::default(),
             snapshots: Registry::new(core, db),

@@ -6,8 +6,11 @@
 //! a lookup waits about ten times for memory. The keys of a pipeline are known together: they take
 //! each step together here, so their waits overlap. The lookups follow, and find everything near.
 //!
-//! This decides nothing. A lookup that takes another way than the one foreseen here (a memtable has
-//! the key, a filter errs, an index has partitions) just waits for memory.
+//! What was found on the way is kept for the lookups, which are made in the same order and in the
+//! same version ([`Foreseen`]): the first table whose filter has the key, the block in it, and the
+//! entry. A lookup still asks the memtables and the tables before that one. If it takes another way
+//! than the one foreseen here (a memtable has the key, a filter errs, an index has partitions) it
+//! just waits for memory.
 
 use reactor::prefetch;
 use rocksfmt::{BlockHandle, FilterKey, IndexSearch, IndexSteps, point_lookup};
@@ -32,6 +35,40 @@ const VALUE_LINES: usize = 16;
 const KEY_BYTES: usize = 32;
 /// Entries of a block that are walked.
 const ENTRIES_MAX: usize = 4;
+
+/// What is known of the next lookups.
+#[derive(Default)]
+pub(crate) struct Foreseen {
+    /// Of the version.
+    epoch: u64,
+    family: CfId,
+    keys: [Option<(SeekKey, Known)>; WARM_MAX],
+    next: usize,
+}
+
+/// Where a key is, if it is not in a newer table.
+#[derive(Clone, Copy)]
+pub(crate) struct Known {
+    pub slot: u32,
+    pub handle: BlockHandle,
+    /// The entry, if the block was in the cache: its packed sequence and type, and where its value
+    /// begins and ends.
+    pub entry: Option<(u64, u32, u32)>,
+}
+
+impl Foreseen {
+    /// What is known of a key that is looked up now.
+    #[inline]
+    pub fn take(&mut self, version: &Version, family: CfId, key: &[u8]) -> Option<Known> {
+        let (seek, known) = self.keys.get(self.next)?.as_ref()?;
+        let is_next = self.epoch == version.epoch
+            && self.family == family
+            && user_key(seek.as_slice()) == key;
+        let known = is_next.then_some(*known)?;
+        self.next += 1;
+        Some(known)
+    }
+}
 
 /// A key on its way through the steps.
 struct Warming<'a> {
@@ -62,7 +99,13 @@ pub(crate) fn warm(context: &ReadContext, family: CfId, keys: &[&[u8]], sequence
         }
     }
     warm_indexes(&mut all);
-    warm_blocks(context, family, &all);
+    let known = warm_blocks(context, family, &all);
+    let mut foreseen = context.state.foreseen.borrow_mut();
+    (foreseen.epoch, foreseen.family, foreseen.next) = (version.epoch, family.id, 0);
+    let found = all.into_iter().flatten().zip(known);
+    // A key of which nothing is known is left out: the lookups of the others are in their order.
+    let mut found = found.filter_map(|(one, known)| Some((one.seek, known?)));
+    foreseen.keys.iter_mut().for_each(|key| *key = found.next());
 }
 
 /// Finds the tables that may have a key.
@@ -148,17 +191,25 @@ impl<'a> Warming<'a> {
     }
 }
 
-/// Takes the steps through the data blocks that are in the cache.
-fn warm_blocks(context: &ReadContext, family: &Family, all: &[Option<Warming<'_>>]) {
+/// Takes the steps through the data blocks that are in the cache. Returns what is known of the
+/// keys.
+fn warm_blocks(
+    context: &ReadContext,
+    family: &Family,
+    all: &[Option<Warming<'_>>],
+) -> [Option<Known>; WARM_MAX] {
     let version = &context.view.version;
     let cache = context.state.cache.borrow();
     let mut scratch = Vec::new();
-    let mut handles = [None; WARM_MAX];
-    for (handle, one) in handles.iter_mut().zip(all) {
+    let mut known = [None; WARM_MAX];
+    for (known, one) in known.iter_mut().zip(all) {
         let found = one.as_ref().and_then(|one| one.block(family, &mut scratch));
-        *handle = found.map(|(slot, found)| BlockKey::of(version, slot, found));
+        *known = found.map(|(slot, handle)| Known { slot, handle, entry: None });
     }
-    let blocks: [Option<&Block>; WARM_MAX] = handles.map(|key| cache.peek(key?));
+    let blocks: [Option<&Block>; WARM_MAX] = known.map(|known| {
+        let Known { slot, handle, .. } = known?;
+        cache.peek(BlockKey::of(version, slot, handle))
+    });
     let blocks = || {
         let found = blocks.iter().zip(all).enumerate();
         found.filter_map(|(at, (block, one))| match block {
@@ -193,13 +244,17 @@ fn warm_blocks(context: &ReadContext, family: &Family, all: &[Option<Warming<'_>
             next.into_iter().for_each(|entry| fetch_entry(data, entry));
         }
     }
-    for (_, data, layout, one) in blocks() {
+    for (nth, data, layout, one) in blocks() {
         let target = one.seek.as_slice();
-        if let Ok(rocksfmt::Lookup::Found { start, end, .. }) =
+        if let Ok(rocksfmt::Lookup::Found { packed, start, end }) =
             point_lookup(data, layout, family.comparator, target, &mut scratch)
         {
+            if let Some(known) = &mut known[nth] {
+                known.entry = Some((packed, start, end));
+            }
             let lines = (start as usize..end as usize).step_by(LINE_BYTES);
             lines.take(VALUE_LINES).for_each(|line| fetch(data, line));
         }
     }
+    known
 }

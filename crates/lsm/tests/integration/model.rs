@@ -12,6 +12,7 @@ use lsm::{
     BatchWriter, Db, Durability, Iter, IterOptions, OpenOptions, Reader, Snapshot, WriteOptions,
     Writer,
 };
+use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::sample::Index;
 use reactor::Core;
@@ -55,6 +56,8 @@ enum Action {
     /// Puts of consecutive keys, which fill memtables.
     Fill(Index, u8, u16),
     Get(Index),
+    /// Keys that are looked up together, and what is written just before.
+    Pipeline(Vec<Index>, Vec<Change>),
     Clear,
     Sync,
     Snapshot,
@@ -106,9 +109,11 @@ fn any_start() -> impl Strategy<Value = Start> {
 fn any_action() -> impl Strategy<Value = Action> {
     let index = any::<Index>;
     prop_oneof![
-        20 => proptest::collection::vec(any_change(), 1..8).prop_map(Action::Batch),
+        20 => vec(any_change(), 1..8).prop_map(Action::Batch),
         6 => (index(), any::<u8>(), 0u16..1_500).prop_map(|(at, n, len)| Action::Fill(at, n, len)),
         10 => index().prop_map(Action::Get),
+        6 => (vec(any::<Index>(), 1..24), vec(any_change(), 0..4))
+            .prop_map(|(keys, changes)| Action::Pipeline(keys, changes)),
         1 => Just(Action::Clear),
         1 => Just(Action::Sync),
         4 => Just(Action::Snapshot),
@@ -239,44 +244,47 @@ impl Open {
         }
     }
 
+    async fn change(&mut self, model: &mut Model, changes: &[(Index, Edit)]) {
+        let (mut batch, before) = (BatchWriter::new(), model.len());
+        for (index, change) in changes {
+            // Half of the changes are to a few keys, so that operands pile up.
+            let n = index.index(2 * KEYS);
+            let key = key(if n < KEYS { n } else { n % 8 });
+            match change {
+                Edit::Put(byte, len) => {
+                    let value = vec![*byte; usize::from(*len)];
+                    batch.put(0, &key, &value);
+                    model.insert(key, value);
+                }
+                Edit::Merge(byte, len) => {
+                    let operand = vec![*byte; usize::from(*len)];
+                    batch.merge(0, &key, &operand);
+                    let value = merged(self.operator, model.get(&key), &operand);
+                    model.insert(key, value);
+                }
+                Edit::Delete => {
+                    batch.delete(0, &key);
+                    model.remove(&key);
+                }
+                Edit::SingleDelete => {
+                    batch.single_delete(0, &key);
+                    model.remove(&key);
+                }
+                Edit::DeleteRange(far) => {
+                    let other = super::model::key(index.index(KEYS).abs_diff(usize::from(*far)));
+                    let (from, to) = (key.clone().min(other.clone()), key.max(other));
+                    batch.delete_range(0, &from, &to);
+                    model.retain(|key, _| *key < from || *key >= to);
+                }
+            }
+        }
+        self.write(batch, before, model.len()).await;
+    }
+
     async fn act(&mut self, model: &mut Model, action: &Action) {
         match action {
             Action::Batch(changes) => {
-                let (mut batch, before) = (BatchWriter::new(), model.len());
-                for (index, change) in changes {
-                    // Half of the changes are to a few keys, so that operands pile up.
-                    let n = index.index(2 * KEYS);
-                    let key = key(if n < KEYS { n } else { n % 8 });
-                    match change {
-                        Edit::Put(byte, len) => {
-                            let value = vec![*byte; usize::from(*len)];
-                            batch.put(0, &key, &value);
-                            model.insert(key, value);
-                        }
-                        Edit::Merge(byte, len) => {
-                            let operand = vec![*byte; usize::from(*len)];
-                            batch.merge(0, &key, &operand);
-                            let value = merged(self.operator, model.get(&key), &operand);
-                            model.insert(key, value);
-                        }
-                        Edit::Delete => {
-                            batch.delete(0, &key);
-                            model.remove(&key);
-                        }
-                        Edit::SingleDelete => {
-                            batch.single_delete(0, &key);
-                            model.remove(&key);
-                        }
-                        Edit::DeleteRange(far) => {
-                            let other =
-                                super::model::key(index.index(KEYS).abs_diff(usize::from(*far)));
-                            let (from, to) = (key.clone().min(other.clone()), key.max(other));
-                            batch.delete_range(0, &from, &to);
-                            model.retain(|key, _| *key < from || *key >= to);
-                        }
-                    }
-                }
-                self.write(batch, before, model.len()).await;
+                self.change(model, changes).await;
             }
             Action::Fill(index, byte, len) => {
                 let from = index.index(KEYS);
@@ -304,6 +312,21 @@ impl Open {
                 for (snapshot, then) in &self.snapshots {
                     let found = self.reader.get(0, &key, Some(snapshot)).await.unwrap();
                     assert_eq!(found.as_deref(), then.get(&key).map(|value| &value[..]));
+                }
+            }
+            Action::Pipeline(keys, changes) => {
+                let of = |index: &Index| key(index.index(KEYS));
+                let all: Vec<Vec<u8>> = keys.iter().map(of).collect();
+                let ahead: Vec<&[u8]> = all.iter().map(Vec::as_slice).collect();
+                self.reader.warm(0, &ahead);
+                self.change(model, changes).await;
+                // One of the keys may be left out.
+                let left_out = keys[0].index(2 * all.len());
+                for key in all.iter().enumerate().filter(|(at, _)| *at != left_out) {
+                    if let Some(found) = self.reader.get_cached(0, key.1) {
+                        let expected = model.get(key.1).map(|value| &value[..]);
+                        assert_eq!(found.unwrap().as_deref(), expected);
+                    }
                 }
             }
             Action::Clear => {
@@ -408,7 +431,7 @@ fn the_engine_is_a_sorted_map() {
         any::<bool>(),
         prop_oneof![Just(10_000usize), Just(40_000)],
         0..OPERATORS.len(),
-        proptest::collection::vec(any_action(), 1..250),
+        vec(any_action(), 1..250),
     );
     let counts = std::cell::RefCell::new((&mut flushes, &mut merges));
     let result = runner.run(&worlds, |(seed, cores, power, memtable_bytes, operator, actions)| {
