@@ -170,6 +170,68 @@ def test_copies_hold_the_deadlines_of_keys(tmp_path, durability):
     assert len(scanned_by_rocksdb(by_rocksdb)) == 50
 
 
+def with_one_deadline(data, log):
+    with writable(data, log) as node, node.connect() as client:
+        assert client.call("SET", "k", "v", "PXAT", END) == resp.Simple(b"OK")
+
+
+def deadline(directory, log):
+    with millrace.node(directory, log, writes=True) as node, node.connect() as client:
+        return client.call("PEXPIRETIME", "k")
+
+
+def test_deadlines_of_a_backup_that_are_lost_or_of_another_one_are_not_taken(tmp_path):
+    data, backups = tmp_path / "db", tmp_path / "backups"
+    with_one_deadline(data, tmp_path / "log")
+    for _ in range(2):
+        millrace.succeed("kv", "backup", "create", backups, "--data", data)
+    within = backups / "millrace-expiry" / "meta"
+    lost = (within / "2").read_bytes()
+    (within / "2").unlink()
+    listed = millrace.command("kv", "backup", "list", backups, "--json")
+    assert listed.returncode == 1, listed.stdout
+    assert "millrace-expiry/meta/2: it is missing" in json.loads(listed.stdout)["damaged"][0]
+    for command in (("verify", backups), ("restore", backups, "--data", tmp_path / "lost")):
+        command = command if command[0] == "restore" else ("backup", *command)
+        assert "millrace-expiry/meta/2: it is missing" in millrace.fail("kv", *command)
+    # RocksDB deletes the newest backup, and uses its number again.
+    (within / "2").write_bytes(lost)
+    (backups / "meta" / "2").unlink()
+    databases.ldb(data, "backup", f"--backup_dir={backups}")
+    millrace.succeed("kv", "restore", backups, "--data", tmp_path / "of-rocksdb", "--id", "2")
+    assert deadline(tmp_path / "of-rocksdb", tmp_path / "log2") == -1
+    millrace.succeed("kv", "restore", backups, "--data", tmp_path / "ours", "--id", "1")
+    assert deadline(tmp_path / "ours", tmp_path / "log1") == END
+    millrace.succeed("kv", "backup", "delete", backups, "--id", "1")
+    assert not any(within.iterdir()), "nobody needs them"
+
+
+def contents(path):
+    files = sorted(path.rglob("*")) if path.is_dir() else [path]
+    return [(file.name, file.read_bytes()) for file in files if file.is_file()]
+
+
+def test_a_link_in_the_place_of_an_unfinished_copy_stays(tmp_path):
+    data, backups = tmp_path / "db", tmp_path / "backups"
+    with_one_deadline(data, tmp_path / "log")
+    millrace.succeed("kv", "backup", "create", backups, "--data", data)
+    for place in ("millrace-expiry", "000007.sst", "MANIFEST-000001"):
+        theirs = tmp_path / f"theirs-{place}"
+        if place == "millrace-expiry":
+            millrace.succeed("kv", "checkpoint", theirs, "--data", data)
+        else:
+            theirs.write_bytes(b"theirs")
+        before = contents(theirs)
+        draft = tmp_path / f"new-{place}.tmp"
+        draft.mkdir()
+        (draft / "MILLRACE-COPY").touch()
+        (draft / place).symlink_to(theirs)
+        for command in (("restore", backups, "--data"), ("checkpoint", "--data", data)):
+            told = millrace.fail("kv", *command, tmp_path / f"new-{place}")
+            assert "in the way" in told and place in told, told
+        assert contents(theirs) == before
+
+
 def test_backups_of_a_directory_are_listed_verified_deleted_and_restored(tmp_path):
     data, backups = tmp_path / "db", tmp_path / "backups"
     for value in b"12":

@@ -5,6 +5,7 @@ import time
 import databases
 import millrace
 import resp
+from test_transfer import fed
 
 OK = resp.Simple(b"OK")
 
@@ -59,3 +60,22 @@ def test_rocksdb_opens_the_database_and_what_it_writes_does_not_end(tmp_path):
     with millrace.node(tmp_path / "db", tmp_path / "log2", writes=True) as node, node.connect() as client:
         assert ends(client, "ours", "theirs") == [end, -1]
         assert client.call("MGET", "ours", "theirs") == [b"v", b"v"]
+
+
+def test_commands_for_directories_keep_the_deadlines_of_other_keys(tmp_path):
+    """Merges into the deepest level give values the sequence 0, unless there are deadlines, which name them by it."""
+    data, end = tmp_path / "db", int(time.time() * 1000) + 100_000
+    for at in range(3):
+        with millrace.node(data, tmp_path / f"log{at}", writes=True) as node, node.connect() as client:
+            assert client.call("SET", f"k{at}", "v", "PXAT", end) == OK
+    rows = b"".join(b"row%06d\t%s\n" % (at, b"v" * 200) for at in range(3000))
+    for at in range(3):
+        millrace.succeed("kv", "put", f"other{at}", "v", "--data", data)
+        assert fed(rows, "kv", "import", "-", "--data", data).returncode == 0
+        millrace.succeed("kv", "compact", "--data", data)
+        millrace.succeed("kv", "check", "--repair", "--data", data)
+    for copy in (["checkpoint", tmp_path / "copy", "--data", data], ["compact", "--data", tmp_path / "copy"]):
+        millrace.succeed("kv", *copy)
+    for at, directory in enumerate((data, tmp_path / "copy")):
+        with millrace.node(directory, tmp_path / f"last{at}", writes=True) as node, node.connect() as client:
+            assert ends(client, "k0", "k1", "k2", "other0") == [end, end, end, -1]

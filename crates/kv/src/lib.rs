@@ -43,7 +43,6 @@ mod shard;
 mod tls;
 
 pub use core::node::NodeState;
-pub use expiry::has_deadlines;
 pub use info::exposition::{CONTENT_TYPE, Exposition};
 pub use info::metrics::{Glance, Reporter, write_flow};
 pub use node_info::{CpuSeconds, MemoryUse, NodeInfo};

@@ -154,8 +154,8 @@ impl Db {
     /// Keeps the sequence numbers of all values from now on: merges into the deepest level give
     /// values the sequence 0 otherwise, as RocksDB does. For whoever tells values apart by
     /// [`Reader::get_numbered`](crate::Reader::get_numbered). Costs a few bytes for each key of
-    /// compressed blocks. It is not stored: see
-    /// [`WriteOptions::keep_sequences`](crate::WriteOptions::keep_sequences).
+    /// compressed blocks. So it is from the opening on if there is a database within the directory
+    /// of this one ([`WITHIN`](crate::WITHIN)).
     pub fn keep_sequences(&self) {
         self.0.keep_sequences.store(true, Ordering::Relaxed);
     }

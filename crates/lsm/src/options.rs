@@ -81,9 +81,6 @@ pub struct WriteOptions {
     /// Compaction filters by the names of their column families. They replace those that the
     /// database's options name.
     pub compaction_filters: BTreeMap<String, Arc<dyn CompactionFilter>>,
-    /// Merges keep the sequence numbers of all values: see
-    /// [`Db::keep_sequences`](crate::Db::keep_sequences).
-    pub keep_sequences: bool,
 }
 
 impl Default for WriteOptions {
@@ -101,7 +98,6 @@ impl Default for WriteOptions {
             merge_operator: None,
             column_family_options: BTreeMap::new(),
             compaction_filters: BTreeMap::new(),
-            keep_sequences: false,
         }
     }
 }

@@ -35,7 +35,7 @@ pub(crate) mod ledger;
 pub(crate) mod live;
 pub(crate) mod record;
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
@@ -138,7 +138,7 @@ impl Expiry {
     /// # Errors
     /// Those of [`Db::open`], if there are deadlines.
     pub async fn open(&self, core: &Core, data: &Path, options: OpenOptions) -> lsm::Result<()> {
-        match Db::open(core, &directory(data), options).await {
+        match Db::open(core, &data.join(WITHIN), options).await {
             Ok(db) => self.adopt(core, db).await,
             Err(error) if error.kind() == Kind::NoDatabase => Ok(()),
             Err(error) => Err(error),
@@ -176,19 +176,6 @@ async fn due_from(
         iter.next().await?;
     }
     Ok(found)
-}
-
-/// Whether a database may have deadlines. Suspends for the disk.
-pub async fn has_deadlines(core: &Core, data: &Path) -> bool {
-    let options = OpenOptions { secondary: true, salvage: true, ..OpenOptions::default() };
-    match Db::open(core, &directory(data), options).await {
-        Ok(_) => true,
-        Err(error) => error.kind() != Kind::NoDatabase,
-    }
-}
-
-fn directory(data: &Path) -> PathBuf {
-    data.join(WITHIN)
 }
 
 #[cfg(test)]

@@ -73,14 +73,15 @@ async fn files_of(core: &Core, path: &Path) -> Result<(FileList, LockGuard)> {
     let listed = |entry: fs::DirEntry| Listed { name: entry.name, size_bytes: entry.size };
     let listed: Vec<Listed> = entries.into_iter().map(listed).collect();
     let plan = RecoveryPlan::new(&manifest, &listed)?;
-    let mut logs = Vec::new();
+    let (mut logs, mut sequence) = (Vec::new(), manifest.last_sequence);
     for log in plan.kept_logs.iter().chain(&plan.logs) {
-        let bytes = used_bytes(core, &dir, log.number).await?;
+        let (bytes, next_sequence) = used(core, &dir, log.number).await?;
+        sequence = sequence.max(next_sequence.saturating_sub(1));
         logs.push(FilePrefix { number: log.number, bytes });
     }
     let list = FileList {
         directory: path.to_owned(),
-        sequence: manifest.last_sequence,
+        sequence,
         manifest: FilePrefix { number, bytes: None },
         logs,
         open_blobs: Vec::new(),
@@ -92,8 +93,8 @@ async fn files_of(core: &Core, path: &Path) -> Result<(FileList, LockGuard)> {
 /// The bytes of a log that a copy needs, if these are not all: without the space that was allocated
 /// in advance, and the old contents of a recycled file. The last block is copied as a whole, so
 /// that a reader of the copy judges the log's end in the same way. A log with damage is copied with
-/// all that follows it.
-async fn used_bytes(core: &Core, dir: &Dir, number: u64) -> Result<Option<u64>> {
+/// all that follows it. Also returns the sequence number after its writes.
+async fn used(core: &Core, dir: &Dir, number: u64) -> Result<(Option<u64>, u64)> {
     const BLOCK: u64 = LOG_BLOCK_BYTES as u64;
     let name = FileName::Wal(number).to_string();
     let failed = |e: std::io::Error| Error::io(dir.path().join(&name).display(), &e);
@@ -124,5 +125,5 @@ async fn used_bytes(core: &Core, dir: &Dir, number: u64) -> Result<Option<u64>> 
         }
         _ => None,
     };
-    Ok(used.filter(|&used| is_whole && used < size))
+    Ok((used.filter(|&used| is_whole && used < size), next_sequence))
 }

@@ -80,19 +80,22 @@ impl NewDirectory {
         let new = NewDirectory { core: core.clone(), path, draft, _lock: lock };
         // The other process may have finished before this one had the lock.
         refuse_full(core, &new.path).await?;
-        for (dir, entries) in
-            [(&new.draft, new.entries().await?), (&new.within(), new.entries_within().await?)]
-        {
-            if let Some(other) = entries.iter().find(|entry| !is_of_copy(entry)) {
-                return Err(in_the_way(&new.draft, &dir.path().join(&other.name)));
-            }
-        }
+        new.refuse_others(&new.draft, &new.entries().await?)?;
+        new.refuse_others(&new.within(), &new.entries_within().await?)?;
         // A power cut must not leave files without the mark.
         new.draft.sync().await.map_err(|e| new.failed(&e))?;
         if !continues {
             new.empty().await?;
         }
         Ok(new)
+    }
+
+    /// Refuses what no copy has made.
+    fn refuse_others(&self, dir: &Dir, entries: &[DirEntry]) -> Result<()> {
+        match entries.iter().find(|entry| !is_of_copy(entry)) {
+            Some(other) => Err(in_the_way(&self.draft, &dir.path().join(&other.name))),
+            None => Ok(()),
+        }
     }
 
     /// Where to make its files.
@@ -119,7 +122,10 @@ impl NewDirectory {
     /// The files that are there.
     pub async fn entries(&self) -> Result<Vec<DirEntry>> {
         let mut entries = self.draft.list().await.map_err(|e| self.failed(&e))?;
-        entries.retain(|entry| entry.name != MARK && !(entry.is_dir && entry.name == WITHIN));
+        entries.retain(|entry| {
+            let is_within = entry.is_dir && !entry.is_link && entry.name == WITHIN;
+            entry.name != MARK && !is_within
+        });
         Ok(entries)
     }
 
@@ -218,12 +224,13 @@ async fn refuse_full(core: &Core, path: &Path) -> Result<()> {
     }
 }
 
-/// Whether a copy makes such an entry.
+/// Whether a copy makes such an entry. It makes no symbolic links, and must not write to the target
+/// of one.
 fn is_of_copy(entry: &DirEntry) -> bool {
     use FileName::{Blob, Current, Manifest, Options, Sst, Wal};
     let made = matches!(
         FileName::parse(&entry.name),
         Some(Wal(_) | Sst(_) | Blob(_) | Manifest(_) | Options(_) | Current)
     );
-    !entry.is_dir && (made || entry.name == "CURRENT.dbtmp")
+    !entry.is_dir && !entry.is_link && (made || entry.name == "CURRENT.dbtmp")
 }

@@ -389,7 +389,12 @@ mod tests {
     use super::*;
 
     fn entries(names: &[&str]) -> Vec<DirEntry> {
-        let entry = |name: &&str| DirEntry { name: (*name).to_owned(), size: 1, is_dir: false };
+        let entry = |name: &&str| DirEntry {
+            name: (*name).to_owned(),
+            size: 1,
+            is_dir: false,
+            is_link: false,
+        };
         names.iter().map(entry).collect()
     }
 

@@ -32,6 +32,7 @@ use crate::open::recover;
 use crate::open::recovery_plan::{Listed, RecoveryPlan};
 use crate::open::unnamed;
 use crate::open::wal_replay::Replayed;
+use crate::open::within::WITHIN;
 use crate::options::{OpenOptions, WriteOptions};
 use crate::recycled_tables::RecycledTables;
 use crate::slots::Slots;
@@ -185,6 +186,7 @@ impl<'a> Loader<'a> {
             None if self.consent.is_some() => directory::identity(dir).await?,
             None => String::new(),
         };
+        let has_within = entries.iter().any(|entry| entry.is_dir && entry.name == WITHIN);
         let version = Version { families: families.into_iter().collect(), slots, epoch: 0 };
         let counted = manifest.keys.zip(recovered.keys);
         let keys = counted.and_then(|(keys, new)| keys.checked_add_signed(new));
@@ -195,7 +197,7 @@ impl<'a> Loader<'a> {
             keys: AtomicU64::new(keys.unwrap_or(NOT_COUNTED)),
             renewals: ArcSwap::default(),
             clears: AtomicU64::new(0),
-            keep_sequences: AtomicBool::new(false),
+            keep_sequences: AtomicBool::new(has_within),
             next_file: AtomicU64::new(manifest.next_file_number),
             recycled_tables: RecycledTables::default(),
             snapshots: ArcSwap::default(),

@@ -219,9 +219,6 @@ impl WriteState {
         options: WriteOptions,
         manifest: ManifestWriter,
     ) -> WriteState {
-        if options.keep_sequences {
-            db.keep_sequences();
-        }
         let epochs = db.version().slots.iter().map(|slot| slot.meta().epoch).max();
         let blobs = Blobs::new(db, &options);
         let families: Vec<u32> = db.version().families.iter().map(|family| family.id).collect();

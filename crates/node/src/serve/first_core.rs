@@ -291,7 +291,6 @@ async fn open_database(
             memtable_bytes: budget.memtable,
             blob_min: config.blob_min,
             blob_space_max_ratio: config.blob_space_max_ratio,
-            keep_sequences: kv::has_deadlines(core, data).await,
             ..WriteOptions::default()
         };
         let agrees = async |db: &Db| db.column_family(&config.column_family);

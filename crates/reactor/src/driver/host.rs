@@ -528,10 +528,11 @@ fn list(path: &Path) -> io::Result<Vec<DirEntry>> {
         let entry = entry?;
         // A name that is not UTF-8 does not belong to an engine, but the directory is not empty.
         let name = entry.file_name().to_string_lossy().into_owned();
+        let is_link = entry.file_type()?.is_symlink();
         // The target of a link; a dangling link is skipped.
         let meta = match fs::metadata(entry.path()).or_else(|_| entry.metadata()) {
             Ok(meta) if meta.is_symlink() => {
-                entries.push(DirEntry { name, size: 0, is_dir: false });
+                entries.push(DirEntry { name, size: 0, is_dir: false, is_link });
                 continue;
             }
             Ok(meta) => meta,
@@ -539,7 +540,7 @@ fn list(path: &Path) -> io::Result<Vec<DirEntry>> {
             Err(e) if e.kind() == io::ErrorKind::NotFound => continue,
             Err(e) => return Err(e),
         };
-        entries.push(DirEntry { name, size: meta.len(), is_dir: meta.is_dir() });
+        entries.push(DirEntry { name, size: meta.len(), is_dir: meta.is_dir(), is_link });
     }
     entries.sort_by(|a, b| a.name.cmp(&b.name));
     Ok(entries)

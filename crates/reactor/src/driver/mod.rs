@@ -304,8 +304,10 @@ pub struct DirEntry {
     pub name: String,
     /// Size in bytes.
     pub size: u64,
-    /// Whether it is a directory.
+    /// Whether it is a directory, or a link to one.
     pub is_dir: bool,
+    /// Whether it is a symbolic link.
+    pub is_link: bool,
 }
 
 /// How long [`Driver::enter`] may wait for a completion.

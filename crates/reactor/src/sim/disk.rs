@@ -225,7 +225,10 @@ impl Disk {
             let Some(name) = first.as_os_str().to_str() else { continue };
             let is_dir = parts.next().is_some();
             let size = if is_dir { 4096 } else { inode.borrow().len() };
-            entries.insert(name.to_owned(), DirEntry { name: name.to_owned(), size, is_dir });
+            entries.insert(
+                name.to_owned(),
+                DirEntry { name: name.to_owned(), size, is_dir, is_link: false },
+            );
         }
         if entries.is_empty() && !self.names.is_dir(dir) {
             return Err(io::Error::from_raw_os_error(libc::ENOENT));

@@ -158,7 +158,7 @@ async fn client(core: Core, world: World, shared: Rc<Shared>, number: usize, mut
 
 async fn serve(core: Core, world: World, shared: Rc<Shared>, run: u64, durability: Durability) {
     let node: Arc<NodeState> = NodeState::new(1, Settings::default(), Node);
-    let write = WriteOptions { keep_sequences: run > 0, ..small_memtables(durability) };
+    let write = small_memtables(durability);
     let (db, owned) = open(&core, write).await;
     owned.open_deadlines().await.expect("the deadlines open");
     owned.attach(&node).await;

@@ -369,7 +369,6 @@ async fn serve(core: Core, world: World, shared: Rc<Shared>, node: Arc<NodeState
         let write = WriteOptions {
             durability: Durability::Process,
             memtable_bytes: 20_000,
-            keep_sequences: run > 0,
             ..WriteOptions::default()
         };
         let (db, owned) = open(&core, write).await;

@@ -121,6 +121,7 @@ impl BackupDir {
             id,
             time: self.core.unix_time_ms() / 1000,
             sequence: list.sequence,
+            has_within: list.within.is_some(),
             files: files.into_values().collect(),
         })
         .await?;

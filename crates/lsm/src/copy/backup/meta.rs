@@ -10,6 +10,8 @@
 //! private/2/CURRENT crc32 3266449574
 //! ```
 //!
+//! The name [`WITHIN`] as metadata says that the database within has a backup with this number.
+//!
 //! The checksum is CRC-32C of the whole file, unmasked. Version 2 may leave it out, and adds pairs
 //! of name and value, among them `size`. A name that begins with `ni::` must be understood.
 
@@ -25,6 +27,8 @@ pub struct Backup {
     pub time: u64,
     /// The last sequence number in it.
     pub sequence: u64,
+    /// Whether the database within has a backup with the same number.
+    pub(crate) has_within: bool,
     /// Its files.
     pub files: Vec<BackupFile>,
 }
@@ -72,7 +76,11 @@ impl Backup {
     /// The text of the description.
     pub(crate) fn render(&self) -> String {
         use std::fmt::Write;
-        let mut text = format!("{}\n{}\n{}\n", self.time, self.sequence, self.files.len());
+        let mut text = format!("{}\n{}\n", self.time, self.sequence);
+        if self.has_within {
+            text += &format!("{}\n", within_line());
+        }
+        text += &format!("{}\n", self.files.len());
         for BackupFile { path, crc32c, .. } in &self.files {
             // Writing to a string does not fail.
             let _ = match crc32c {
@@ -98,9 +106,11 @@ impl Backup {
             }
             lines.next();
         }
+        let mut has_within = false;
         let mut number = |what: &str| -> Result<u64> {
             let is_pair = |line: &&str| line.contains(' ') && !line.contains('/');
             while let Some(pair) = lines.next_if(is_pair) {
+                has_within |= pair.eq_ignore_ascii_case(&within_line());
                 refuse_unknown(id, pair)?;
             }
             let line = lines.next().unwrap_or_default();
@@ -118,9 +128,15 @@ impl Backup {
         }
         match lines.next() {
             Some(rest) if schema == 1 => Err(wrong(&format!("{rest:?} after the last file"))),
-            _ => Ok(Backup { id, time, sequence, files }),
+            _ => Ok(Backup { id, time, sequence, has_within, files }),
         }
     }
+}
+
+/// The line that says that there is a backup of the database within.
+fn within_line() -> String {
+    let hex = WITHIN.bytes().map(|byte| format!("{byte:02X}"));
+    format!("metadata {}", hex.collect::<String>())
 }
 
 fn refuse_unknown(id: u32, name: &str) -> Result<()> {

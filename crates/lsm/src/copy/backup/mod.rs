@@ -11,15 +11,13 @@
 //!
 //! The database within that of a backup ([`WITHIN`]) has backups of its own, in a directory of that
 //! name with the same layout and with the same numbers. So RocksDB restores a backup without it,
-//! and does not know of its files. RocksDB may make a backup with the number of one that it has
-//! deleted; then the files within are those of the older one: who opens them tells what belongs to
-//! the new one (`docs/formats/expiry.md`).
+//! and does not know of its files. The description of a backup says that there is one (`meta.rs`);
+//! one within of which no description speaks is ignored.
 //!
 //! - A file is there under its name only when it is complete and durable, and `meta/ID` only when
 //!   all files of the backup are. So a crash leaves no backup or a whole one, and files that the
 //!   next attempt takes after it has compared their checksums.
-//! - The backup of the database within is made first. One whose number no backup has is ignored and
-//!   removed.
+//! - The backup of the database within is made first.
 //! - A deletion removes `meta/ID` first, durably, and then the files that no backup has.
 //! - `LOCK` keeps two processes from changing the directory at the same time. RocksDB has no such
 //!   lock.
@@ -195,20 +193,28 @@ impl BackupDir {
     async fn all_with_within(&self) -> Result<All> {
         let mut all = self.all().await?;
         let within = self.within().all().await?;
-        for Backup { id, files, .. } in within.backups {
-            let Some(backup) = all.backups.iter_mut().find(|backup| backup.id == id) else {
-                continue;
+        let mut files: BTreeMap<u32, Result<Vec<BackupFile>>> = BTreeMap::new();
+        files.extend(within.backups.into_iter().map(|backup| (backup.id, Ok(backup.files))));
+        files.extend(within.damaged.into_iter().map(|(id, error)| (id, Err(error))));
+        for mut backup in std::mem::take(&mut all.backups) {
+            let id = backup.id;
+            let missing =
+                || Err(Error::new(Kind::Corruption, format!("{META}/{id}: it is missing")));
+            let files = match backup.has_within {
+                true => files.remove(&id).unwrap_or_else(missing),
+                false => Ok(Vec::new()),
             };
-            let files = files.into_iter();
-            backup.files.extend(files.map(|file| {
-                let path = format!("{WITHIN}/{}", file.path);
-                BackupFile { path, ..file }
-            }));
-        }
-        for (id, error) in within.damaged {
-            if let Some(at) = all.backups.iter().position(|backup| backup.id == id) {
-                all.backups.remove(at);
-                all.damaged.push((id, Error::new(error.kind(), format!("{WITHIN}/{error}"))));
+            match files {
+                Ok(files) => {
+                    backup.files.extend(files.into_iter().map(|file| {
+                        let path = format!("{WITHIN}/{}", file.path);
+                        BackupFile { path, ..file }
+                    }));
+                    all.backups.push(backup);
+                }
+                Err(error) => {
+                    all.damaged.push((id, Error::new(error.kind(), format!("{WITHIN}/{error}"))));
+                }
             }
         }
         Ok(all)
@@ -334,7 +340,7 @@ impl BackupDir {
         self.sync(META).await?;
         let mut freed = self.remove_unused().await?;
         let all = self.all().await?;
-        let ids = all.backups.iter().map(|backup| backup.id);
+        let ids = all.backups.iter().filter(|backup| backup.has_within).map(|backup| backup.id);
         let ids: BTreeSet<u32> = ids.chain(all.damaged.iter().map(|(id, _)| *id)).collect();
         freed += self.within().keep_only(&ids).await?;
         Ok(freed)
