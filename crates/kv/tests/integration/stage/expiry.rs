@@ -12,7 +12,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use kv::{NodeState, Settings};
-use lsm::{Db, Durability, WriteOptions};
+use lsm::{Db, Durability};
 use reactor::sim::{Crash, FailureKind, Rng, SimConfig, World};
 use reactor::{Class, Core};
 use resp::Reply;

@@ -208,7 +208,7 @@ mod tests {
         let text = "schema_version 2.1\n5\n6\nmetadata 6869\n1\nshared/000007.sst size 5 temp kCold\n\
                     // anything";
         let file = BackupFile { path: "shared/000007.sst".into(), crc32c: None, bytes: Some(5) };
-        let expected = Backup { id: 9, time: 5, sequence: 6, files: vec![file] };
+        let expected = Backup { id: 9, time: 5, sequence: 6, has_within: false, files: vec![file] };
         assert_eq!(Backup::parse(9, text.as_bytes()).unwrap(), expected);
         for (text, what) in [
             (text.replace("temp", "ni::temp"), "not known"),
