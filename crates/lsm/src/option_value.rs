@@ -17,13 +17,13 @@ enum Form {
     Double,
     /// As [`flag`].
     Flag,
-    /// The name of a compaction style.
-    Style,
+    /// One of these names.
+    Name(&'static [&'static str]),
 }
 
 /// The options of a family that are obeyed here, except those of its tables, which
 /// `TableOptions::read` checks.
-const OF_FAMILY: [(&str, Form); 24] = [
+const OF_FAMILY: [(&str, Form); 25] = [
     ("num_levels", Form::Int),
     ("level0_file_num_compaction_trigger", Form::Int),
     ("level0_slowdown_writes_trigger", Form::Int),
@@ -47,14 +47,17 @@ const OF_FAMILY: [(&str, Form); 24] = [
     ("disable_auto_compactions", Form::Flag),
     ("enable_blob_files", Form::Flag),
     ("enable_blob_garbage_collection", Form::Flag),
-    ("compaction_style", Form::Style),
+    ("compaction_style", Form::Name(&STYLES)),
+    ("blob_compression_type", Form::Name(&COMPRESSIONS)),
 ];
 
 /// The options of the database that are obeyed here.
-const OF_DATABASE: [(&str, Form); 3] = [
+const OF_DATABASE: [(&str, Form); 5] = [
     ("allow_2pc", Form::Flag),
     ("allow_ingest_behind", Form::Flag),
     ("avoid_flush_during_recovery", Form::Flag),
+    ("max_manifest_file_size", Form::Unsigned),
+    ("wal_recovery_mode", Form::Name(&RECOVERY_MODES)),
 ];
 
 const STYLES: [&str; 4] = [
@@ -62,6 +65,27 @@ const STYLES: [&str; 4] = [
     "kCompactionStyleUniversal",
     "kCompactionStyleFIFO",
     "kCompactionStyleNone",
+];
+
+const COMPRESSIONS: [&str; 11] = [
+    "kNoCompression",
+    "kSnappyCompression",
+    "kZlibCompression",
+    "kBZip2Compression",
+    "kLZ4Compression",
+    "kLZ4HCCompression",
+    "kXpressCompression",
+    "kZSTD",
+    "kZSTDNotFinalCompression",
+    "kCustomCompression",
+    "kDisableCompressionOption",
+];
+
+const RECOVERY_MODES: [&str; 4] = [
+    "kTolerateCorruptedTailRecords",
+    "kAbsoluteConsistency",
+    "kPointInTimeRecovery",
+    "kSkipAnyCorruptedRecords",
 ];
 
 /// An option of a family that RocksDB cannot parse: `NAME=VALUE`.
@@ -84,7 +108,7 @@ fn unparsable<'a>(
         Form::Unsigned => unsigned(text).is_none(),
         Form::Double => double(text).is_none(),
         Form::Flag => flag(text).is_none(),
-        Form::Style => !STYLES.contains(&text),
+        Form::Name(names) => !names.contains(&text),
     };
     let mut said = options.iter().filter_map(|&(name, form)| Some((name, form, get(name)?)));
     let (name, _, text) = said.find(|&(_, form, text)| is_wrong(form, text))?;

@@ -3,10 +3,10 @@
 //! family in it, the options of the opening apply ([`crate::WriteOptions::compression`]).
 
 use std::collections::BTreeMap;
-use std::str::FromStr;
 
 use rocksfmt::{BlockOptions, ChecksumType, CodecOptions, Compression};
 
+use crate::option_value;
 use crate::stored_options::StoredOptions;
 
 /// The place of a new table among the levels. Compression and filters depend on it.
@@ -126,16 +126,27 @@ impl Choices<'_> {
         value.filter(|value| !value.is_empty() && *value != "nullptr")
     }
 
-    fn parsed<T: FromStr>(&self, key: &str, default: T) -> Result<T, String> {
-        self.get(key).map_or(Ok(default), |value| parsed(self.family, key, value))
+    /// A value in one of RocksDB's forms.
+    fn parsed<T>(
+        &self,
+        key: &str,
+        default: T,
+        parse: impl Fn(&str) -> Option<T>,
+    ) -> Result<T, String> {
+        let Some(value) = self.get(key) else { return Ok(default) };
+        parse(value).ok_or_else(|| not_understood(self.family, key, value))
+    }
+
+    fn unsigned(&self, key: &str, default: u64) -> Result<u64, String> {
+        self.parsed(key, default, option_value::unsigned)
+    }
+
+    fn int(&self, key: &str, default: i32) -> Result<i32, String> {
+        self.parsed(key, default, option_value::int)
     }
 
     fn flag(&self, key: &str, default: bool) -> Result<bool, String> {
-        match self.get(key) {
-            Some("1") => Ok(true),
-            Some("0") => Ok(false),
-            _ => self.parsed(key, default),
-        }
+        self.parsed(key, default, option_value::flag)
     }
 
     /// The options of the block-based table.
@@ -165,13 +176,18 @@ impl Choices<'_> {
             true => self.get("filter_policy").map_or(0, filter_millibits),
             false => 0,
         };
-        let partition_index = self.get("index_type") == Some("kTwoLevelIndexSearch");
-        let block_bytes = self.parsed("block_size", 4096u64)?.clamp(1, BLOCK_BYTES_MAX);
-        let partition_bytes = self.parsed("metadata_block_size", 4096u64)?;
+        let partition_index = match self.get("index_type") {
+            Some("kTwoLevelIndexSearch") => true,
+            None | Some("kBinarySearch" | "kHashSearch" | "kBinarySearchWithFirstKey") => false,
+            Some(other) => return Err(not_understood(self.family, "index_type", other)),
+        };
+        let block_bytes = self.unsigned("block_size", 4096)?.clamp(1, BLOCK_BYTES_MAX);
+        let partition_bytes = self.unsigned("metadata_block_size", 4096)?;
+        let partition_filters = self.flag("partition_filters", false)?;
         Ok(BlockOptions {
             block_bytes: block_bytes as usize,
             // As RocksDB: an impossible percentage is none.
-            deviation_percent: match self.parsed("block_size_deviation", 10i64)? {
+            deviation_percent: match self.int("block_size_deviation", 10)? {
                 percent @ 0..=100 => percent as u32,
                 _ => 0,
             },
@@ -181,14 +197,14 @@ impl Choices<'_> {
             checksum,
             filter_millibits_per_key: filter,
             partition_index,
-            partition_filter: partition_index && self.flag("partition_filters", false)?,
+            partition_filter: partition_index && partition_filters,
             partition_bytes: partition_bytes.clamp(1, BLOCK_BYTES_MAX) as usize,
             ..BlockOptions::default()
         })
     }
 
-    fn interval(&self, key: &str, default: i64) -> Result<u32, String> {
-        Ok(self.parsed(key, default)?.clamp(1, 1 << 20) as u32)
+    fn interval(&self, key: &str, default: i32) -> Result<u32, String> {
+        Ok(self.int(key, default)?.clamp(1, 1 << 20) as u32)
     }
 
     fn compression(&self, key: &str) -> Result<Option<Compression>, String> {
@@ -244,17 +260,24 @@ impl Choices<'_> {
             }
             None => text.split(':').nth(OLDER.iter().position(|older| *older == name)?),
         };
+        let wrong = |name: &str, value: &str| {
+            not_understood(self.family, &format!("{key}: {name}"), value)
+        };
         let bytes = |name: &str| -> Result<usize, String> {
-            let bytes: u64 = named(name).map_or(Ok(0), |v| parsed(self.family, key, v))?;
+            let Some(value) = named(name) else { return Ok(0) };
+            let bytes = option_value::unsigned(value).ok_or_else(|| wrong(name, value))?;
             Ok(usize::try_from(bytes).unwrap_or(usize::MAX))
         };
+        let int = |name: &str, default: i32| -> Result<i32, String> {
+            let Some(value) = named(name) else { return Ok(default) };
+            option_value::int(value).ok_or_else(|| wrong(name, value))
+        };
         let default = CodecOptions::default();
-        let level = named("level").map_or(Ok(DEFAULT_LEVEL), |v| parsed(self.family, key, v))?;
-        let stored = named("max_compressed_bytes_per_kb");
+        let level = int("level", DEFAULT_LEVEL)?;
+        let stored_max = int("max_compressed_bytes_per_kb", default.stored_per_kib_max as i32)?;
         let options = CodecOptions {
             level: Some(level).filter(|&level| level != DEFAULT_LEVEL),
-            stored_per_kib_max: stored
-                .map_or(Ok(default.stored_per_kib_max), |v| parsed(self.family, key, v))?,
+            stored_per_kib_max: stored_max.max(0) as _,
             dictionary_bytes: bytes("max_dict_bytes")?,
             train_bytes: bytes("zstd_max_train_bytes")?,
             buffer_bytes: bytes("max_dict_buffer_bytes")?,
@@ -264,8 +287,8 @@ impl Choices<'_> {
     }
 }
 
-fn parsed<T: FromStr>(family: &str, key: &str, value: &str) -> Result<T, String> {
-    value.parse().map_err(|_| format!("column family {family}: {key}={value} cannot be understood"))
+fn not_understood(family: &str, key: &str, value: &str) -> String {
+    format!("column family {family}: {key}={value} cannot be understood")
 }
 
 /// Thousandths of a bit of filter for each key, by the name of a filter policy: `bloomfilter:9.9`.
@@ -410,6 +433,8 @@ mod tests {
         for (wrong, part) in [
             ("checksum=kNew", "checksum=kNew"),
             ("block_size=big", "block_size=big"),
+            ("index_type=kFoo", "index_type=kFoo"),
+            ("partition_filters=maybe", "partition_filters=maybe"),
             ("user_defined_index_factory=trie", "user_defined_index_factory=trie"),
         ] {
             let refused = read_with("", wrong).unwrap_err();
