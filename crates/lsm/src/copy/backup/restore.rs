@@ -62,17 +62,28 @@ impl BackupDir {
         for file in &backup.files {
             let name = file.name_in_database();
             let there = left.remove(&name);
-            if let (Some(there), Some(crc32c)) = (there, file.crc32c)
+            let is_kept = if let (Some(there), Some(crc32c)) = (there, file.crc32c)
                 && file.bytes.is_none_or(|bytes| bytes == there)
-                && transfer.sum(new.draft(), &name).await? == (Sum { bytes: there, crc32c })
             {
+                transfer.sum(new.draft(), &name).await? == (Sum { bytes: there, crc32c })
+            } else {
+                false
+            };
+            let made = match is_kept {
                 // It may be in the page cache only.
-                sync(new.draft(), &name, transfer).await?;
+                true => sync(new.draft(), &name, transfer).await,
+                false => self.restore_file(file, new.draft(), &name, transfer).await,
+            };
+            if let Err(error) = made {
+                // The next attempt must not take it over: after a failed sync, another one may
+                // succeed although the bytes are lost.
+                drop(new.draft().remove(&name).await);
+                return Err(error);
+            }
+            if let Some(there) = there.filter(|_| is_kept) {
                 transfer.skip(there);
                 restored.kept_bytes += there;
-                continue;
             }
-            self.restore_file(file, new.draft(), &name, transfer).await?;
         }
         for name in left.keys() {
             new.draft().remove(name).await.map_err(failed)?;
@@ -106,8 +117,6 @@ impl BackupDir {
         let sum = transfer.copy((&self.dir(dir), own), None, (to, name)).await?;
         match file.crc32c {
             Some(expected) if expected != sum.crc32c => {
-                // The next attempt must not take it over.
-                let _ = to.remove(name).await;
                 let place = self.path.join(&file.path);
                 let what = format!(
                     "{}: the checksum is {}, expected {expected}",
