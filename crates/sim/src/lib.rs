@@ -17,7 +17,8 @@
 //! - [`journal`] is the smallest log that loses no acknowledged record, with kills and power cuts
 //!   at any moment, and wrong variants that are caught;
 //! - [`copies`] makes checkpoints and backups of a database that is written to and ingests tables,
-//!   with kills and power cuts at any moment: a copy is whole or absent, and stays as it was;
+//!   with kills and power cuts at any moment, and in some worlds with a disk that fails, stalls or
+//!   is full: a copy is whole or absent, and stays as it was;
 //! - [`repair`] lets CURRENT, the MANIFEST, a table or a log be lost or damaged after a crash, and
 //!   repairs the database, with kills and power cuts at any moment of the repair, too;
 //! - [`manifest`] cuts power at every completion of a run in which the MANIFEST is often replaced;

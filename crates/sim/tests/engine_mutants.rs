@@ -7,6 +7,7 @@ use sim::engine::{DIR, FAILING, Flaw, doubtful, engine};
 use sim::history::history;
 use sim::linear::violation;
 use sim::manifest::manifest_cut_everywhere;
+use sim::repair::repairs;
 
 /// Missing syncs, and built-in mutants.
 const FLAWS: [Flaw; 25] = [
@@ -50,7 +51,7 @@ const OF_HEALING: [&str; 5] = [
 
 /// Seeds that caught a mutant of which the first ones know nothing. They are tried first, because
 /// hundreds of worlds take minutes; after a change of the engine another seed may be the first.
-const LATE: [(&str, u64); 10] = [
+const LATE: [(&str, u64); 12] = [
     ("recovered_is_durable", 148),
     ("groups_are_not_marked", 358),
     ("moved_values_have_no_names", 100),
@@ -61,6 +62,8 @@ const LATE: [(&str, u64); 10] = [
     ("unknown_is_refused", 125),
     ("values_stay_in_failed_file", 108),
     ("next_log_outlives_failure", 392),
+    ("ingestion_passes_broken_log", 1157),
+    ("current_is_not_asked", 806),
 ];
 
 /// The seed of [`LATE`], if there is one, and `count` from 0 on.
@@ -74,11 +77,20 @@ const OF_MANIFEST: [&str; 3] =
     ["manifest_is_written_at_once", "new_manifest_is_not_synced", "old_manifest_goes_first"];
 
 /// Flaws that the scenario of copies finds.
-const OF_COPIES: [Flaw; 3] = [
+const OF_COPIES: [Flaw; 8] = [
     Flaw::Mutant("copied_names_are_not_synced"),
     Flaw::Mutant("held_files_are_recycled"),
     Flaw::Mutant("spares_are_shared"),
+    Flaw::Mutant("shared_names_are_not_synced"),
+    Flaw::Mutant("linked_file_is_not_synced"),
+    Flaw::Mutant("ingested_names_are_not_synced"),
+    Flaw::Mutant("ingestion_passes_memtables"),
+    Flaw::Mutant("ingestion_passes_broken_log"),
 ];
+
+/// Flaws that the scenario of repairs finds.
+const OF_REPAIR: [&str; 3] =
+    ["current_is_not_asked", "lost_files_go_first", "new_manifest_is_not_synced"];
 
 #[test]
 fn each_durability_flaw_of_the_engine_is_caught() {
@@ -119,10 +131,17 @@ fn each_durability_flaw_of_the_engine_is_caught() {
         assert!(caught.is_some(), "{name} went unnoticed");
     }
     for flaw in OF_COPIES {
-        let caught =
-            (0..300).find(|&seed| std::panic::catch_unwind(|| copies(seed, flaw)).is_err());
+        let caught = seeds(flaw, 2000)
+            .find(|&seed| std::panic::catch_unwind(|| copies(seed, flaw)).is_err());
         println!("{flaw:?} of copies is caught by seed {caught:?}");
         assert!(caught.is_some(), "{flaw:?} of copies went unnoticed");
+    }
+    for name in OF_REPAIR {
+        let flaw = Flaw::Mutant(name);
+        let caught = seeds(flaw, 2000)
+            .find(|&seed| std::panic::catch_unwind(|| repairs(seed, flaw)).is_err());
+        println!("{name} of repairs is caught by seed {caught:?}");
+        assert!(caught.is_some(), "{name} of repairs went unnoticed");
     }
     // A history also shows lost writes.
     let caught = (0..100).find(|&seed| {

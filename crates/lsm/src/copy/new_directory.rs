@@ -187,6 +187,8 @@ impl NewDirectory {
     pub async fn abandon(self) {
         let removed = async {
             self.empty().await?;
+            // A power cut must not leave files without the mark.
+            self.draft.sync().await.map_err(|e| self.failed(&e))?;
             self.draft.remove(MARK).await.map_err(|e| self.failed(&e))?;
             self.core.remove_dir(self.draft.path()).await.map_err(|e| self.failed(&e))
         };

@@ -8,6 +8,7 @@ use rocksfmt::FileName;
 
 use crate::copy::transfer::Transfer;
 use crate::error::{Error, Result};
+use crate::mutant::mutant;
 use crate::write::ingest::{IngestFiles, Ingested};
 use crate::write::writer::Writer;
 
@@ -67,7 +68,9 @@ async fn place(
             Ok(()) => {
                 // Its writer may not have made it durable.
                 let file = transfer.core().attach(&to.open(&name).await.map_err(io)?);
-                file.sync_data().await.map_err(io)?;
+                if !mutant("linked_file_is_not_synced") {
+                    file.sync_data().await.map_err(io)?;
+                }
                 transfer.skip(file.size());
                 return Ok(());
             }

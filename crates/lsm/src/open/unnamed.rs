@@ -11,7 +11,8 @@
 //! - logs are missing: the oldest one begins after the last sequence of the MANIFEST, or there is
 //!   no record in any and the log that a flush had to leave is gone; and the table has a sequence
 //!   that is missing, or keys where no table of the MANIFEST has any. (Merges replace sequences
-//!   with 0, but add no keys.)
+//!   with 0, but add no keys.) If there is no record in any log, tables that were made to be
+//!   ingested do not count: an ingestion that was interrupted leaves them.
 //!
 //! Only in these two cases the tables are read.
 
@@ -191,7 +192,10 @@ impl Search<'_> {
         let meta = FileMeta { number, largest_sequence, ..FileMeta::of_size(entry.size) };
         let memory = TableMemory::new(usize::MAX);
         let table = Table::open(self.core, self.dir, &entry.name, meta, order, &memory).await?;
-        let lacks_logs = self.lacks_logs(number);
+        // A table that was to be ingested was not made of a log. Without a gap before a record, its
+        // ingestion was perhaps interrupted.
+        let is_external = properties.external_version.is_some();
+        let lacks_logs = self.lacks_logs(number) && !(is_external && self.begins.is_none());
         let contents = self.contents(&entry.name, &table, lacks_logs).await?;
         let Some((first, last)) = &contents.keys else { return Ok(false) };
         let replaces = |meta: &FileMeta| {

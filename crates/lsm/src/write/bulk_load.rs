@@ -171,6 +171,10 @@ async fn install(
     let range = (&range.0.to_vec()[..], &range.1.to_vec()[..]);
     let _reserved = reserve_bottom(state, id, range).await?;
     let turn = state.manifest_turn().await?;
+    if state.flushes.waiting.borrow().iter().any(|generation| generation.log_failed) {
+        // A write of unknown fate in that log would be newer than the entries.
+        return Err(state.refusal());
+    }
     let version = state.db.version();
     let family = version.family(id)?;
     if let Some(there) = overlap(&version, family, range) {

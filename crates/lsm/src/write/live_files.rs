@@ -13,7 +13,6 @@ use std::rc::Rc;
 use crate::error::{Error, Kind, Result};
 use crate::file_list::FileList;
 use crate::write::obsolete::Hold;
-use crate::write::retry::Task;
 use crate::write::state::{Request, WriteState};
 use crate::write::writer::Writer;
 
@@ -72,7 +71,7 @@ impl Writer {
         self.request(Request::SwitchMemtables)?.await?;
         let flushes = &state.flushes;
         let end = flushes.done.get() + flushes.waiting.borrow().len() as u64;
-        let stuck = || state.retries.error(Task::Flush).is_some();
+        let stuck = || state.retries.flush_error().is_some();
         let ends = || state.is_closing() || state.has_failed();
         state.changed.wait_until(|| flushes.done.get() >= end || stuck() || ends()).await;
         Ok(())

@@ -4,6 +4,7 @@
 mod copies;
 mod damage;
 mod engine;
+mod failing_copies;
 mod guest;
 mod history;
 mod journal;

@@ -18,6 +18,7 @@ use crate::copy::contents::{Contents, Source};
 use crate::copy::transfer::{Sum, Transfer};
 use crate::error::{Error, Kind, Result};
 use crate::file_list::FileList;
+use crate::mutant::mutant;
 use crate::open::recover;
 use crate::table::Table;
 
@@ -38,8 +39,9 @@ pub struct CreatedBackup {
 
 impl BackupDir {
     /// Makes a backup of the files of a list. Creates the directory, in an existing one. The backup
-    /// is whole and durable when this returns; after an error or an interruption there is none, and
-    /// the next call takes over what was copied. Suspends for the disk.
+    /// is whole and durable when this returns; after an error (unless it says that this is unknown)
+    /// or an interruption there is none, and the next call takes over what was copied. Suspends for
+    /// the disk.
     ///
     /// # Errors
     /// [`Kind::Locked`] if another process changes the backups; [`Kind::Unsupported`] if the
@@ -100,6 +102,8 @@ impl BackupDir {
         list: &FileList,
         transfer: &mut Transfer<'_>,
     ) -> Result<CreatedBackup> {
+        // An interrupted deletion may have left a description that a power cut brings back.
+        self.sync(META).await?;
         self.remove_private(id).await?;
         self.make_dir(self.private(id).path()).await?;
         let shared = all.backups.iter().flat_map(|backup| &backup.files);
@@ -115,7 +119,9 @@ impl BackupDir {
         };
         making.all(list, transfer).await?;
         let Making { files, made, .. } = making;
-        self.sync(SHARED_CHECKSUM).await?;
+        if !mutant("shared_names_are_not_synced") {
+            self.sync(SHARED_CHECKSUM).await?;
+        }
         self.sync(&format!("{PRIVATE}/{id}")).await?;
         self.publish(Backup {
             id,
@@ -154,10 +160,17 @@ impl BackupDir {
             let mut writer = fs::FileWriter::new(&self.core.attach(&file)).await?;
             writer.append(text.as_bytes()).await?;
             writer.finish().await?;
-            meta.rename(&draft, &id.to_string()).await?;
-            meta.sync().await
+            meta.rename(&draft, &id.to_string()).await
         };
-        written.await.map_err(|e| self.failed(&name, &e))
+        written.await.map_err(|e| self.failed(&name, &e))?;
+        meta.sync().await.map_err(|e| {
+            let what = format!(
+                "{}: {e}; backup {id} is whole, but it is unknown whether it will be there after a \
+                 power cut",
+                self.path.join(&name).display()
+            );
+            Error::new(Kind::Io, what)
+        })
     }
 }
 

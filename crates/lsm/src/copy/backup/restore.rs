@@ -72,17 +72,28 @@ impl BackupDir {
                 true => (&within, left.1.remove(&name)),
                 false => (new.draft(), left.0.remove(&name)),
             };
-            if let (Some(there), Some(crc32c)) = (there, file.crc32c)
+            let is_kept = if let (Some(there), Some(crc32c)) = (there, file.crc32c)
                 && file.bytes.is_none_or(|bytes| bytes == there)
-                && transfer.sum(to, &name).await? == (Sum { bytes: there, crc32c })
             {
+                transfer.sum(to, &name).await? == (Sum { bytes: there, crc32c })
+            } else {
+                false
+            };
+            let made = match is_kept {
                 // It may be in the page cache only.
-                sync(to, &name, transfer).await?;
+                true => sync(to, &name, transfer).await,
+                false => self.restore_file(file, to, &name, transfer).await,
+            };
+            if let Err(error) = made {
+                // The next attempt must not take it over: after a failed sync, another one may
+                // succeed although the bytes are lost.
+                drop(to.remove(&name).await);
+                return Err(error);
+            }
+            if let Some(there) = there.filter(|_| is_kept) {
                 transfer.skip(there);
                 restored.kept_bytes += there;
-                continue;
             }
-            self.restore_file(file, to, &name, transfer).await?;
         }
         for (dir, left) in [(new.draft(), &left.0), (&within, &left.1)] {
             for name in left.keys() {
@@ -119,8 +130,6 @@ impl BackupDir {
         let sum = transfer.copy((&self.dir(dir), own), None, (to, name)).await?;
         match file.crc32c {
             Some(expected) if expected != sum.crc32c => {
-                // The next attempt must not take it over.
-                let _ = to.remove(name).await;
                 let place = self.path.join(&file.path);
                 let what = format!(
                     "{}: the checksum is {}, expected {expected}",

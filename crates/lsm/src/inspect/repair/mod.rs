@@ -41,6 +41,7 @@ use crate::inspect::check::blob_records::BlobRecords;
 use crate::inspect::check::{Check, Damage};
 use crate::inspect::repair::blobs::LostEnd;
 use crate::inspect::repair::find::Found;
+use crate::mutant::mutant;
 use crate::open::blob_tails::{self, BlobTails};
 use crate::open::create::{self, JOURNAL};
 use crate::open::directory::lock_shared;
@@ -311,7 +312,8 @@ impl<'a> Repair<'a> {
                 Some(other) => other.number().is_some_and(|number| number >= first),
             })
         };
-        let first = first.filter(|&first| current.is_none_or(|current| current < first));
+        let ignores = mutant("current_is_not_asked");
+        let first = first.filter(|&first| ignores || current.is_none_or(|current| current < first));
         if let Some(first) = first.filter(|&first| !was_opened(first)) {
             for entry in &self.entries {
                 let made = match FileName::parse(&entry.name) {
@@ -592,6 +594,11 @@ impl<'a> Repair<'a> {
         }
         // The names of new tables.
         self.dir.sync().await.map_err(io)?;
+        if mutant("lost_files_go_first") {
+            for name in &gone {
+                drop(self.dir.remove(name).await);
+            }
+        }
         let number = db.new_number();
         let mut manifest = ManifestWriter::new(self.core, &self.dir, current, state, u64::MAX);
         manifest.begin(number, db.next_file()).await?;

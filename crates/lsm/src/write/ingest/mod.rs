@@ -31,6 +31,7 @@ use rocksfmt::{FileMeta, FileName, Properties, VersionEdit, pack, unpack};
 
 use crate::db::{CfId, NO_SNAPSHOT};
 use crate::error::{Error, Kind, Result};
+use crate::mutant::mutant;
 use crate::table::Table;
 use crate::version::{Family, Level, Version, user_key};
 use crate::write::bulk_load::{bottom_level, overlap};
@@ -99,8 +100,10 @@ impl Writer {
     /// [`Kind::UnknownColumnFamily`]; [`Kind::Unsupported`] if a file was not made for ingestion
     /// (by SstFileWriter), was ingested before with a sequence number, has another order of keys,
     /// range deletions, or a format that RocksDB 7.8 does not read in a directory that it may open,
-    /// or two files overlap; [`Kind::Corruption`] if a file is damaged; else as for
-    /// [`Writer::write`].
+    /// or two files overlap; [`Kind::Corruption`] if a file is damaged; [`Kind::Full`] and
+    /// [`Kind::Io`] if the disk fails. Then nothing was ingested, unless the text says that this is
+    /// unknown: the MANIFEST could not be written, and the files may be there after a crash, until
+    /// another write has succeeded.
     pub async fn ingest(&self, files: &[IngestFiles], verify: bool) -> Result<Ingested> {
         let ingestion = self.prepare_ingestion(files, verify).await?;
         self.finish_ingestion(ingestion).await
@@ -136,7 +139,9 @@ impl Writer {
                 let own = tables.iter().filter(|new| new.family == family.id);
                 refuse_overlap(family, own.map(|new| &new.table.meta).collect())?;
             }
-            state.sync_names(mark).await?;
+            if !mutant("ingested_names_are_not_synced") {
+                state.sync_names(mark).await?;
+            }
             if is_newer_than_some(state, &tables)? {
                 // So that the commit task has few writes to wait for.
                 self.flush().await?;
@@ -158,7 +163,7 @@ impl Writer {
     /// The second part of [`Writer::ingest`]: adds the tables. Suspends for the disk.
     ///
     /// # Errors
-    /// As for [`Writer::write`].
+    /// As for [`Writer::ingest`].
     pub async fn finish_ingestion(&self, ingestion: Ingestion) -> Result<Ingested> {
         let state = &*self.0;
         let _working = state.begin_work()?;
@@ -283,9 +288,13 @@ pub(crate) async fn install(
     });
     ingesting.borrow_mut().is_taken = true;
     if let Err(error) = changed.await {
-        // It may be there after a crash.
         state.hold_writes();
-        return if error.is_transient() { answer(ingesting, Err(error)) } else { Err(error) };
+        let error = match state.holds_writes() {
+            _ if !error.is_transient() => return Err(error),
+            true => unknown(&error),
+            false => Error::new(Kind::Full, error.to_string()),
+        };
+        return answer(ingesting, Err(error));
     }
     drop(reservations);
     for (family, level, bytes) in added {
@@ -352,6 +361,15 @@ fn place<'a>(
         placed.tables.push((id, level, table));
     }
     Ok(placed)
+}
+
+/// The error of an ingestion when a write of the MANIFEST has failed.
+fn unknown(error: &Error) -> Error {
+    let text = format!(
+        "{error}; it is unknown whether the ingested files will be there after a crash, until another \
+         write has succeeded"
+    );
+    Error::new(Kind::Io, text)
 }
 
 fn answer(ingesting: &RefCell<Ingesting>, result: Result<Ingested>) -> Result<()> {
