@@ -260,9 +260,8 @@ impl Choices<'_> {
             }
             None => text.split(':').nth(OLDER.iter().position(|older| *older == name)?),
         };
-        let wrong = |name: &str, value: &str| {
-            not_understood(self.family, &format!("{key}: {name}"), value)
-        };
+        let wrong =
+            |name: &str, value: &str| not_understood(self.family, &format!("{key}: {name}"), value);
         let bytes = |name: &str| -> Result<usize, String> {
             let Some(value) = named(name) else { return Ok(0) };
             let bytes = option_value::unsigned(value).ok_or_else(|| wrong(name, value))?;

@@ -78,7 +78,7 @@ pub(crate) async fn current(dir: &Dir) -> Result<u64> {
 
 /// Feeds a whole log to a reader, piece by piece, until the reader knows its end. Calls `between`
 /// after every piece.
-async fn feed(
+pub(crate) async fn feed(
     core: &Core,
     dir: &Dir,
     name: &str,

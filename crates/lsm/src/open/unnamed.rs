@@ -1,4 +1,4 @@
-//! Tables that the MANIFEST does not name, and that may be the only copy of writes.
+//! Tables and blob files that the MANIFEST does not name, and that may be the only copy of writes.
 //!
 //! A killed flush or merge leaves such tables, and so does a change of the MANIFEST that replaced
 //! them. Their entries are also in logs or in tables that are named, so an opening for writing
@@ -15,12 +15,19 @@
 //!   ingested do not count: an ingestion that was interrupted leaves them.
 //!
 //! Only in these two cases the tables are read.
+//!
+//! The same is true of a blob file that the MANIFEST does not name and a log refers to: it was
+//! registered before it got values. Only if there is a blob file without a name the logs are read
+//! for this.
+
+use std::collections::BTreeSet;
 
 use fs::{Dir, DirEntry};
 use reactor::Core;
 use rocksfmt::{
-    BlockCursor, BlockLayout, ColumnFamily, Comparator, FileMeta, FileName, KEY_TRAILER_BYTES,
-    ManifestState, RangeTombstones, SEQUENCE_MAX, unpack,
+    BlobIndex, BlockCursor, BlockLayout, ColumnFamily, Comparator, FileMeta, FileName,
+    KEY_TRAILER_BYTES, LogKind, LogReader, LogRecord, ManifestState, Op, RangeTombstones,
+    SEQUENCE_MAX, WriteBatch, unpack,
 };
 
 use crate::error::{Error, Kind, Result};
@@ -54,6 +61,12 @@ pub(crate) async fn lost_end(
             .any(|family| family.files().any(|(_, meta)| meta.number == number))
     };
     let files = entries.iter().filter(|entry| !entry.is_dir);
+    if let Some(number) = referred_blob_file(core, dir, state, entries).await? {
+        let blob = FileName::Blob(number);
+        return Ok(Some(format!(
+            "{manifest} has lost its end: it does not name {blob}, which has values that a log refers to"
+        )));
+    }
     let tables: Vec<(u64, &DirEntry)> = files
         .clone()
         .filter_map(|entry| match FileName::parse(&entry.name) {
@@ -119,6 +132,62 @@ pub(crate) async fn lost_end(
              the writes in these tables"
         )
     }))
+}
+
+/// A blob file that is there and that the MANIFEST does not name, to which a log refers that
+/// counts.
+async fn referred_blob_file(
+    core: &Core,
+    dir: &Dir,
+    state: &ManifestState,
+    entries: &[DirEntry],
+) -> Result<Option<u64>> {
+    let families = &state.column_families;
+    let mut logs = Vec::new();
+    let mut unnamed = BTreeSet::new();
+    for entry in entries.iter().filter(|entry| !entry.is_dir) {
+        match FileName::parse(&entry.name) {
+            Some(FileName::Blob(number)) => {
+                let mut families = families.values();
+                if !families.any(|family| family.blob_files.contains_key(&number)) {
+                    unnamed.insert(number);
+                }
+            }
+            Some(FileName::Wal(number)) if number >= first_log(state) => {
+                logs.push((number, &entry.name));
+            }
+            _ => {}
+        }
+    }
+    if unnamed.is_empty() {
+        return Ok(None);
+    }
+    for (number, name) in logs {
+        let counts = |id| families.get(&id).is_some_and(|family| number >= family.log_number);
+        let refers = |op: &Op<'_>| match op {
+            Op::BlobIndex { cf, index, .. } if counts(*cf) => {
+                BlobIndex::parse(index).ok().map(|index| index.file_number)
+            }
+            _ => None,
+        };
+        let mut found = None;
+        let each = |record: LogRecord<'_>| {
+            // The replay reports what does not parse.
+            let batch = WriteBatch::parse(record.data).into_iter();
+            let mut ops = batch.flat_map(|batch| batch.ops()).filter_map(|op| refers(&op.ok()?.1));
+            found = found.or(ops.find(|number| unnamed.contains(number)));
+            Ok(())
+        };
+        let mut reader = LogReader::new(LogKind::Wal { number });
+        match recover::feed(core, dir, name, &mut reader, each, async || Ok(())).await {
+            Err(error) if error.kind() != Kind::Corruption => return Err(error),
+            _ => {}
+        }
+        if found.is_some() {
+            return Ok(found);
+        }
+    }
+    Ok(None)
 }
 
 /// What is known of a directory.

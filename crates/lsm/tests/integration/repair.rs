@@ -281,6 +281,56 @@ fn a_blob_file_left_open_is_whole_after_a_rebuild() {
     }
 }
 
+/// A blob file is registered before a log refers to it: a MANIFEST that does not name it lost its
+/// end, and an opening for writing would remove the only copy of the values.
+#[test]
+fn a_manifest_that_lost_a_blob_file_of_the_logs_is_rebuilt() {
+    let dir = fresh_dir("repair-unnamed-blob");
+    let path = dir.clone();
+    let crashed = on_one_core(move |core| {
+        let path = path.clone();
+        async move {
+            let write = WriteOptions { blob_min: Some(1000), ..options() };
+            let open = Db::open_for_writing(&core, &path, OpenOptions::default(), write);
+            let (_db, writer) = open.await.unwrap();
+            writer.put(b"first", b"1").await.unwrap();
+            writer.flush().await.unwrap();
+            writer.put(b"last", &[b'x'; 3000]).await.unwrap();
+            assert_eq!(writer.stats().blob_values, 1);
+            copy(&path, "repair-unnamed-blob-crashed")
+        }
+    });
+    let (manifest, _) = manifest(&crashed);
+    let bytes = std::fs::read(&manifest).unwrap();
+    std::fs::write(&manifest, &bytes[..bytes.len() - 1]).unwrap();
+    let what = check(&crashed).damages.remove(0).what;
+    assert!(
+        what.contains("has lost its end: it does not name") && what.contains(".blob"),
+        "{what}"
+    );
+    let path = crashed.clone();
+    on_one_core(move |core| {
+        let path = path.clone();
+        async move {
+            let open = Db::open_for_writing(&core, &path, OpenOptions::default(), options()).await;
+            let refused = open.err().unwrap();
+            assert!(refused.to_string().contains("check --repair"), "{refused}");
+        }
+    });
+    let report = repair(&crashed);
+    assert!(report.rebuilt.is_some() && report.lost.is_empty(), "{report:?}");
+    assert!(check(&crashed).damages.is_empty());
+    on_one_core(move |core| {
+        let path = crashed.clone();
+        async move {
+            let reader = opened(&core, &path).await.unwrap().attach(&core);
+            let found = reader.get(0, b"last", None).await.unwrap();
+            assert_eq!(found.as_deref(), Some(&[b'x'; 3000][..]));
+            assert!(reader.get(0, b"first", None).await.unwrap().is_some());
+        }
+    });
+}
+
 #[test]
 fn an_intact_manifest_is_used_although_current_and_a_table_are_lost() {
     let (dir, _) = written("repair-current", &options());
