@@ -96,6 +96,10 @@ def logs_of_ours(path):
         node.process.wait()
 
 
+def stat(data):
+    return millrace.said_json("kv", "stat", "--data", data)
+
+
 def refused_with_a_gap(data, log):
     """Asserts that reading, writing and checking name the log."""
     for words in (["check"], ["get", "balance"], ["put", "new", "value"]):
@@ -108,6 +112,12 @@ def refused_with_a_gap(data, log):
 def test_a_log_without_its_beginning_is_not_skipped(maker, tmp_path):
     data = tmp_path / "db"
     maker(data)
+    for again in range(5):
+        # On a slow machine a node may have written the table of the older log before it was killed.
+        if maker is not logs_of_ours or not any(family["files"] for family in stat(data)["column_families"]):
+            break
+        data = tmp_path / f"db{again}"
+        maker(data)
     older, newer = begun_logs(data)[-2:]
     whole = older.read_bytes()
     assert "nothing is damaged" in millrace.succeed("kv", "check", "--data", data)
