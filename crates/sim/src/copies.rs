@@ -26,12 +26,14 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
+use std::future::Future;
 use std::path::{Path, PathBuf};
+use std::pin::Pin;
 use std::rc::Rc;
 
 use lsm::{
-    BackupDir, BatchWriter, Db, Durability, Error, IterOptions, Kind, OpenOptions, Reader,
-    Transfer, WriteOptions, Writer,
+    BackupDir, BatchWriter, Db, Durability, Error, Forerunner, IterOptions, Kind, LiveFiles, Note,
+    OpenOptions, Reader, Transfer, WITHIN, WriteOptions, Writer,
 };
 use reactor::sim::{
     Access, Crash, FailureKind, Fault, FaultCounts, FaultKind, Rng, SimConfig, World,
@@ -96,6 +98,8 @@ pub struct Report {
     pub salvaged: u64,
     /// See [`Report::loose`].
     pub shortened: u64,
+    /// Copies of which the database within was compared, too.
+    pub notes: u64,
     /// Faults that struck.
     pub faults: FaultCounts,
     /// The trace's hash and number of events.
@@ -377,6 +381,34 @@ fn is_unknown(error: &Error) -> bool {
     error.kind() == Kind::Io && error.to_string().contains("it is unknown whether")
 }
 
+/// Notes the number of each batch in the database within, as deadlines are noted.
+struct Notes(Writer);
+
+impl Forerunner for Notes {
+    fn run(&self, notes: Vec<(u64, Note)>) -> Pin<Box<dyn Future<Output = lsm::Result<()>>>> {
+        let writer = self.0.clone();
+        Box::pin(async move {
+            for (_, note) in notes {
+                let number = note.downcast::<u64>().expect("a number");
+                let mut batch = BatchWriter::new();
+                batch.put(0, LAST, format!("{number:08}").as_bytes());
+                writer.write(batch).await?;
+            }
+            Ok(())
+        })
+    }
+
+    fn sync(&self) -> Pin<Box<dyn Future<Output = lsm::Result<()>>>> {
+        let writer = self.0.clone();
+        Box::pin(async move { writer.sync()?.await.map(drop) })
+    }
+
+    fn live_files(&self) -> Pin<Box<dyn Future<Output = lsm::Result<Option<LiveFiles>>>>> {
+        let writer = self.0.clone();
+        Box::pin(async move { writer.live_files(u64::MAX).await.map(Some) })
+    }
+}
+
 struct Process {
     state: Rc<State>,
     world: World,
@@ -385,6 +417,8 @@ struct Process {
     changes: u64,
     /// The world meets faults in some processes.
     is_rough: bool,
+    /// Batches are noted in the database within.
+    has_notes: bool,
     /// This process meets faults.
     fails: bool,
     /// The disk is full for a while.
@@ -420,6 +454,12 @@ impl Process {
         if self.fails {
             add_faults(&self.world, &mut self.rng.borrow_mut());
         }
+        let mut within = None;
+        if self.has_notes {
+            let (_, notes) = writer.open_within(true).await?.expect("it is created");
+            writer.set_forerunner(Some(Rc::new(Notes(notes.clone()))));
+            within = Some(notes);
+        }
         let reader = db.attach(&core);
         let copying = {
             let (this, own, writer) = (self.clone(), core.clone(), writer.clone());
@@ -450,9 +490,14 @@ impl Process {
             self.do_all(&core, &writer, &reader).await?;
         }
         state.count(|report| report.rewritten += writer.stats().rewritten_tables);
+        writer.set_forerunner(None);
         if self.below(2) == 0 {
             writer.close().await?;
+            if let Some(notes) = &within {
+                notes.close().await?;
+            }
         }
+        drop(within);
         drop((reader, db, writer));
         if self.is_rough && self.is_last {
             self.compare_copies(&core).await?;
@@ -595,6 +640,10 @@ impl Process {
                 let mut batch = BatchWriter::new();
                 for (key, value) in &pairs {
                     batch.put(0, key, value);
+                }
+                if self.has_notes {
+                    let noted = writer.submit_noted(batch, None, Box::new(number))?;
+                    return noted.await.map(drop);
                 }
                 return writer.write(batch).await.map(drop);
             }
@@ -874,6 +923,17 @@ impl Process {
         let number = self.state.history.borrow().find(&found, span.most);
         let number = number.unwrap_or_else(|wrong| panic!("{place}: {wrong}: {span:?}"));
         assert!((span.least..=span.most).contains(&number), "{place} holds {number}: {span:?}");
+        if self.has_notes {
+            // The note of the last batch, or of the next one if a crash came before its log.
+            let within = Db::open(core, &path.join(WITHIN), OpenOptions::default()).await;
+            let within = within.unwrap_or_else(|error| panic!("{place}: {error}"));
+            let noted = last_in(&scan(core, &within).await?);
+            let is_batch = |number: &u64| matches!(Change::of(*number), Change::Batch(_));
+            let last = (1..=number).rev().find(is_batch).unwrap_or(0);
+            let span = last..=number + 1;
+            assert!(span.contains(&noted), "{place} holds {number} and the note of {noted}");
+            self.state.count(|report| report.notes += 1);
+        }
         Ok(())
     }
 }
@@ -1004,6 +1064,7 @@ pub fn copies(seed: u64, flaw: Flaw) -> Report {
             rng: RefCell::new(rng.fork()),
             changes: if is_last { 0 } else { 20 + rng.below(100) },
             is_rough,
+            has_notes: !is_rough && seed % 5 == 4,
             fails,
             scarce,
             is_last,

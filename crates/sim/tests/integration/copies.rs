@@ -61,6 +61,7 @@ fn copies_are_whole_or_absent_and_stay_as_they_were() {
         assert!(sum(|r| r.acknowledged) > 2_000 && sum(|r| r.ingested) > 300);
         assert!(sum(|r| r.checkpoints) > 100 && sum(|r| r.backups) > 50);
         assert!(sum(|r| r.interrupted) > 3 && sum(|r| r.compared) > 300);
+        assert!(sum(|r| r.notes) > 50, "{}", sum(|r| r.notes));
         assert!(sum(|r| r.rewritten) > 20 && sum(|r| r.deleted) > 5);
         assert!(sum(|r| r.failing) > 20 && sum(|r| r.refused) > 50);
         assert!(sum(|r| r.failed_copies) > 50 && sum(|r| r.restored) > 10);
