@@ -145,10 +145,15 @@ impl StoredOptions {
         let plain = compression == NO_COMPRESSION
             && starting_level.and_then(option_value::int).is_none_or(|level| level <= 0);
         let part = |key| self.family(family, key).and_then(option_value::double);
+        let is_compressed = is_on && !plain;
         let value_min = number("min_blob_size").unwrap_or(0);
         let collects = flag("enable_blob_garbage_collection");
         let force_threshold =
             part("blob_garbage_collection_force_threshold").filter(|&share| share < 1.0);
+        let is_forced = collects && force_threshold.is_some();
+        // A RocksDB that keeps the logs at openings cannot read references in them. One that forces
+        // the collection of garbage stops (a build with assertions) at a file without links, and
+        // keeps one that a crash left open, because it does not know the number of its values.
         StoredBlobs {
             is_on,
             value_min: is_on.then(|| usize::try_from(value_min).unwrap_or(usize::MAX)),
@@ -156,13 +161,7 @@ impl StoredOptions {
             age_cutoff: part("blob_garbage_collection_age_cutoff").unwrap_or(AGE_CUTOFF),
             force_threshold,
             file_bytes: number("blob_file_size").filter(|_| is_on),
-            // A RocksDB that keeps the logs at openings cannot read references in them. One that
-            // forces the collection of garbage stops (a build with assertions) at a file without
-            // links, and keeps one that a crash left open, because it does not know the number of
-            // its values.
-            are_supported: !self.keeps_logs_at_openings()
-                && (plain || !is_on)
-                && !(collects && force_threshold.is_some()),
+            are_supported: !(self.keeps_logs_at_openings() || is_compressed || is_forced),
         }
     }
 

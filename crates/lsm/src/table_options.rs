@@ -389,7 +389,7 @@ mod tests {
         let expected = CodecOptions { dictionary_bytes: 16384, ..CodecOptions::default() };
         assert_eq!(options.codec(bottom), expected);
         let refused = read("compression_opts={level=high;}").unwrap_err();
-        assert!(refused.contains("compression_opts=high"), "{refused}");
+        assert!(refused.contains("compression_opts: level=high"), "{refused}");
     }
 
     #[test]

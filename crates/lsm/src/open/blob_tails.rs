@@ -49,6 +49,11 @@ pub(crate) struct BlobTail {
 pub(crate) type BlobTails = BTreeMap<u64, BlobTail>;
 
 impl BlobTail {
+    /// The number of its valid records.
+    pub fn count(&self) -> u64 {
+        self.count
+    }
+
     /// The end of its valid records, if nothing valid follows.
     pub fn end(&self) -> Option<u64> {
         match &self.ranges[..] {

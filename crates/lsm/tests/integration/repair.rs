@@ -8,7 +8,7 @@ use lsm::{CheckReport, Db, Durability, OpenOptions, RepairReport, WriteOptions};
 use reactor::Core;
 use rocksfmt::{FileName, LogKind, LogReader};
 
-use crate::common::{Model, compare, fresh_dir, on_one_core, write_some};
+use crate::common::{Model, compare, fresh_dir, ldb, on_one_core, write_some};
 
 fn options() -> WriteOptions {
     WriteOptions {
@@ -281,14 +281,13 @@ fn a_blob_file_left_open_is_whole_after_a_rebuild() {
     }
 }
 
-/// A blob file is registered before a log refers to it: a MANIFEST that does not name it lost its
-/// end, and an opening for writing would remove the only copy of the values.
-#[test]
-fn a_manifest_that_lost_a_blob_file_of_the_logs_is_rebuilt() {
-    let dir = fresh_dir("repair-unnamed-blob");
-    let path = dir.clone();
-    let crashed = on_one_core(move |core| {
-        let path = path.clone();
+/// A directory that a crash leaves: the log refers to a value in an open blob file, which the last
+/// change of the MANIFEST has registered.
+fn crashed_with_a_value_in_a_log(name: &str) -> PathBuf {
+    let dir = fresh_dir(name);
+    let copied = format!("{name}-crashed");
+    on_one_core(move |core| {
+        let (path, copied) = (dir.clone(), copied.clone());
         async move {
             let write = WriteOptions { blob_min: Some(1000), ..options() };
             let open = Db::open_for_writing(&core, &path, OpenOptions::default(), write);
@@ -297,9 +296,30 @@ fn a_manifest_that_lost_a_blob_file_of_the_logs_is_rebuilt() {
             writer.flush().await.unwrap();
             writer.put(b"last", &[b'x'; 3000]).await.unwrap();
             assert_eq!(writer.stats().blob_values, 1);
-            copy(&path, "repair-unnamed-blob-crashed")
+            copy(&path, &copied)
+        }
+    })
+}
+
+/// Both keys of this directory are there.
+fn has_both_keys(dir: &Path) {
+    let path = dir.to_owned();
+    on_one_core(move |core| {
+        let path = path.clone();
+        async move {
+            let reader = opened(&core, &path).await.unwrap().attach(&core);
+            let found = reader.get(0, b"last", None).await.unwrap();
+            assert_eq!(found.as_deref(), Some(&[b'x'; 3000][..]));
+            assert!(reader.get(0, b"first", None).await.unwrap().is_some());
         }
     });
+}
+
+/// A blob file is registered before a log refers to it: a MANIFEST that does not name it lost its
+/// end, and an opening for writing would remove the only copy of the values.
+#[test]
+fn a_manifest_that_lost_a_blob_file_of_the_logs_is_rebuilt() {
+    let crashed = crashed_with_a_value_in_a_log("repair-unnamed-blob");
     let (manifest, _) = manifest(&crashed);
     let bytes = std::fs::read(&manifest).unwrap();
     std::fs::write(&manifest, &bytes[..bytes.len() - 1]).unwrap();
@@ -320,15 +340,30 @@ fn a_manifest_that_lost_a_blob_file_of_the_logs_is_rebuilt() {
     let report = repair(&crashed);
     assert!(report.rebuilt.is_some() && report.lost.is_empty(), "{report:?}");
     assert!(check(&crashed).damages.is_empty());
-    on_one_core(move |core| {
-        let path = crashed.clone();
-        async move {
-            let reader = opened(&core, &path).await.unwrap().attach(&core);
-            let found = reader.get(0, b"last", None).await.unwrap();
-            assert_eq!(found.as_deref(), Some(&[b'x'; 3000][..]));
-            assert!(reader.get(0, b"first", None).await.unwrap().is_some());
-        }
-    });
+    has_both_keys(&crashed);
+}
+
+/// The footer of an open blob file was written in advance, after zeros: without it RocksDB reads
+/// nothing of the file.
+#[test]
+fn an_open_blob_file_without_its_end_gets_one() {
+    let whole = crashed_with_a_value_in_a_log("repair-open-end");
+    let blob = live_blobs(&whole).remove(0);
+    let bytes = std::fs::read(whole.join(&blob)).unwrap();
+    let mut flipped = bytes.clone();
+    *flipped.last_mut().unwrap() ^= 1;
+    for harm in [bytes[..bytes.len() - 1].to_vec(), bytes[..bytes.len() / 2].to_vec(), flipped] {
+        let dir = copy(&whole, "repair-open-end-harmed");
+        std::fs::write(dir.join(&blob), harm).unwrap();
+        assert!(damaged_files(&check(&dir)).contains(&&blob[..]));
+        let report = repair(&dir);
+        assert!(report.needed && report.lost.is_empty(), "{report:?}");
+        assert!(report.damages.is_empty(), "{report:?}");
+        assert!(check(&dir).damages.is_empty());
+        has_both_keys(&dir);
+        ldb(&dir, &["put", "other", "o"]);
+        assert_eq!(ldb(&dir, &["get", "last"]).trim().len(), 3000);
+    }
 }
 
 #[test]

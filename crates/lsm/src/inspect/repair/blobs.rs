@@ -11,6 +11,7 @@ use rocksfmt::{
 use crate::error::{Error, Result};
 use crate::inspect::check::{DAMAGES_PER_FILE, Damage};
 use crate::inspect::repair::Repair;
+use crate::open::blob_tails::{BlobTail, BlobTails};
 use crate::open::sequential::Sequential;
 
 /// Bytes that are copied at a time.
@@ -26,11 +27,15 @@ pub(super) struct LostEnd {
 
 impl Repair<'_> {
     /// Finds the blob files of a family that have all their records and no footer after them.
-    /// What a check has said about their ends is no damage that stays.
-    pub(super) async fn lost_ends(&mut self, family: &ColumnFamily) {
-        // One that we wrote and a crash left open gets its end from the next opening.
-        for blob in family.live_blob_files().filter(|blob| !blob.is_reserved()) {
+    /// What a check has said about their ends is no damage that stays. `tails` are those that a
+    /// crash left open.
+    pub(super) async fn lost_ends(&mut self, family: &ColumnFamily, tails: &BlobTails) {
+        for blob in family.live_blob_files() {
             let name = FileName::Blob(blob.number).to_string();
+            if blob.is_reserved() {
+                self.lost_end_in_advance(name, blob.number, tails.get(&blob.number));
+                continue;
+            }
             // A check has reported what cannot be read, and what is missing.
             let Ok(Some((end, damages))) = self.lost_end(&name, blob).await else { continue };
             self.report.damages.retain(|damage| damage.file != name);
@@ -42,6 +47,23 @@ impl Repair<'_> {
             ));
             self.lost_ends.push(LostEnd { number: blob.number, count: blob.total_count, end });
         }
+    }
+
+    /// Lets a blob file that a crash left open end after its last record, if the footer that it got
+    /// in advance is damaged. Without damage the next opening does that.
+    fn lost_end_in_advance(&mut self, name: String, number: u64, tail: Option<&BlobTail>) {
+        let Some(tail) = tail.filter(|tail| !tail.is_sealed) else { return };
+        let Some(end) = tail.end() else { return };
+        let before = self.report.damages.len();
+        self.report.damages.retain(|damage| damage.file != name);
+        if self.report.damages.len() == before {
+            return;
+        }
+        self.report.needed = true;
+        self.report.warnings.push(format!(
+            "the end of {name}, which a crash left open, is damaged: it ends after its last value now"
+        ));
+        self.lost_ends.push(LostEnd { number, count: tail.count(), end });
     }
 
     /// The end of the records of a blob file, if all are there and no footer follows, and the

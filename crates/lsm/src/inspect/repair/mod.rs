@@ -243,7 +243,7 @@ impl<'a> Repair<'a> {
                     (self.listed(), blob_tails::read(self.core, &self.dir, &state).await?);
                 for family in state.column_families.values() {
                     self.blob_files(family, &listed, &tails).await;
-                    self.lost_ends(family).await;
+                    self.lost_ends(family, &tails).await;
                 }
                 (0, state, true)
             }
@@ -369,7 +369,7 @@ impl<'a> Repair<'a> {
             let Ok(comparator) = family.comparator() else { continue };
             let name = family.name.clone();
             let records = self.blob_files(family, &listed, &tails).await;
-            self.lost_ends(family).await;
+            self.lost_ends(family, &tails).await;
             for level in &mut family.levels {
                 let mut kept = Vec::new();
                 for meta in level.drain(..) {
@@ -399,7 +399,10 @@ impl<'a> Repair<'a> {
                     file: FileName::Blob(number).to_string(),
                     what: MISSING_BLOB.to_owned(),
                     column_family: Some(name.clone()),
-                    entries: blob.map(|blob| blob.total_count - blob.garbage_count),
+                    // One that was left open counts more values than it has.
+                    entries: blob
+                        .filter(|blob| !blob.is_reserved())
+                        .map(|blob| blob.total_count - blob.garbage_count),
                     ..Loss::default()
                 });
             }
