@@ -33,7 +33,7 @@ impl Repair<'_> {
         for blob in family.live_blob_files() {
             let name = FileName::Blob(blob.number).to_string();
             if blob.is_reserved() {
-                self.lost_end_in_advance(name, blob.number, tails.get(&blob.number));
+                self.lost_end_in_advance(name, blob.number, tails.get(&blob.number)).await;
                 continue;
             }
             // A check has reported what cannot be read, and what is missing.
@@ -49,21 +49,47 @@ impl Repair<'_> {
         }
     }
 
-    /// Lets a blob file that a crash left open end after its last record, if the footer that it got
-    /// in advance is damaged. Without damage the next opening does that.
-    fn lost_end_in_advance(&mut self, name: String, number: u64, tail: Option<&BlobTail>) {
+    /// Lets a blob file that a crash left open end after its last record, if nothing but zeros
+    /// follows and the footer that it got in advance is damaged. Without damage the next opening
+    /// does that.
+    async fn lost_end_in_advance(&mut self, name: String, number: u64, tail: Option<&BlobTail>) {
         let Some(tail) = tail.filter(|tail| !tail.is_sealed) else { return };
         let Some(end) = tail.end() else { return };
-        let before = self.report.damages.len();
-        self.report.damages.retain(|damage| damage.file != name);
-        if self.report.damages.len() == before {
+        let is_damaged = self.report.damages.iter().any(|damage| damage.file == name);
+        // A check has reported what cannot be read.
+        if !is_damaged || !self.has_zeros_from(&name, end).await.unwrap_or(false) {
             return;
         }
+        self.report.damages.retain(|damage| damage.file != name);
         self.report.needed = true;
         self.report.warnings.push(format!(
             "the end of {name}, which a crash left open, is damaged: it ends after its last value now"
         ));
         self.lost_ends.push(LostEnd { number, count: tail.count(), end });
+    }
+
+    /// Whether a blob file begins with a header, and has only zeros from `at` to where its footer
+    /// may begin.
+    async fn has_zeros_from(&self, name: &str, at: u64) -> Result<bool> {
+        let io = |e: std::io::Error| Error::io(name, &e);
+        let shared = self.dir.open(name).await.map_err(io)?;
+        let end = shared.size().saturating_sub(BLOB_FOOTER_BYTES as u64);
+        let mut file = Sequential::new(self.core.attach(&shared));
+        let header = file.bytes(0, BLOB_HEADER_BYTES).await.map_err(io)?;
+        if BlobHeader::parse(&header).is_err() {
+            return Ok(false);
+        }
+        let mut from = at;
+        while from < end {
+            let len = (end - from).min(PIECE);
+            let piece = file.bytes(from, len as usize).await.map_err(io)?;
+            if piece.iter().any(|&byte| byte != 0) {
+                return Ok(false);
+            }
+            from += len;
+            self.core.checkpoint().await;
+        }
+        Ok(true)
     }
 
     /// The end of the records of a blob file, if all are there and no footer follows, and the
