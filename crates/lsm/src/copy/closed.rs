@@ -20,7 +20,8 @@ use crate::stored_options::StoredOptions;
 /// The files of a database that is not open for writing, and remains so until this is dropped.
 pub struct ClosedFiles {
     list: FileList,
-    _locks: Vec<LockGuard>,
+    _lock: LockGuard,
+    _within: Option<Box<ClosedFiles>>,
 }
 
 impl ClosedFiles {
@@ -32,18 +33,15 @@ impl ClosedFiles {
     /// MANIFEST, missing tables; [`Kind::Unsupported`] if some of its files are elsewhere.
     pub async fn of(core: &Core, path: &Path) -> Result<ClosedFiles> {
         let (mut list, lock) = files_of(core, path).await?;
-        let mut locks = vec![lock];
-        if let Some(within) = ClosedFiles::within(core, path).await? {
-            list.within = Some(Box::new(within.list));
-            locks.extend(within._locks);
-        }
-        Ok(ClosedFiles { list, _locks: locks })
+        let within = ClosedFiles::within(core, path).await?.map(Box::new);
+        list.within = within.as_ref().map(|within| Box::new(within.list.clone()));
+        Ok(ClosedFiles { list, _lock: lock, _within: within })
     }
 
     /// The same for the database within the directory of this one ([`WITHIN`]), if there is one.
     pub(crate) async fn within(core: &Core, path: &Path) -> Result<Option<ClosedFiles>> {
         match files_of(core, &path.join(WITHIN)).await {
-            Ok((list, lock)) => Ok(Some(ClosedFiles { list, _locks: vec![lock] })),
+            Ok((list, lock)) => Ok(Some(ClosedFiles { list, _lock: lock, _within: None })),
             Err(error) if error.kind() == Kind::NoDatabase => Ok(None),
             Err(error) => Err(error),
         }

@@ -31,8 +31,6 @@ pub(crate) struct Operands {
     keys: RefCell<BTreeSet<(CfId, Vec<u8>)>>,
     /// Families of which all values stay, and for how many memtables.
     families: RefCell<BTreeMap<CfId, u32>>,
-    /// Families with an operand for a reference in the present group.
-    met: RefCell<BTreeSet<CfId>>,
 }
 
 impl Operands {
@@ -51,27 +49,31 @@ impl Operands {
         });
     }
 
-    /// Notes that the memtables with references that the present group's operands meet are tables.
-    pub fn note_flushed(&self) {
-        let met = std::mem::take(&mut *self.met.borrow_mut());
+    /// Notes that the memtables with references that the present group's operands meet, those of
+    /// these families, are tables.
+    pub fn note_flushed(&self, met: BTreeSet<CfId>) {
         self.families.borrow_mut().extend(met.into_iter().map(|family| (family, MEMTABLES)));
     }
 }
 
 impl WriteState {
-    /// Notes the keys that get operands from a group. Returns whether there are references to blob
-    /// files in memtables that these operands would follow.
-    pub fn meets_references(&self, group: &mut [Pending]) -> Result<bool> {
+    /// Notes the keys that get operands from a group. Returns the families with references to
+    /// blob files in memtables that these operands would follow.
+    pub fn met_references(&self, group: &mut [Pending]) -> Result<BTreeSet<CfId>> {
         let operands = &self.blobs.operands;
         let mut keys = operands.keys.borrow_mut();
         keys.clear();
+        let mut met = BTreeSet::new();
+        if !self.blobs.has_stores() {
+            return Ok(met);
+        }
         let version = self.db.version();
         let merges = version.families.iter().filter(|family| family.merge.operator.is_some());
         let stores: BTreeMap<CfId, usize> = merges
             .filter_map(|family| Some((family.id, self.blobs.value_min(family.id)?)))
             .collect();
         if stores.is_empty() {
-            return Ok(false);
+            return Ok(met);
         }
         let format = |e: rocksfmt::Error| Error::format("a batch", &e);
         for (batch, _) in batches(group) {
@@ -84,8 +86,6 @@ impl WriteState {
                 }
             }
         }
-        let mut met = operands.met.borrow_mut();
-        met.clear();
         for (id, key) in &*keys {
             let (Ok(family), Some(&value_min)) = (version.family(*id), stores.get(id)) else {
                 continue;
@@ -103,6 +103,6 @@ impl WriteState {
                 *left = MEMTABLES;
             }
         }
-        Ok(!met.is_empty())
+        Ok(met)
     }
 }

@@ -293,6 +293,11 @@ impl Blobs {
         self.wants_flush.set(false);
     }
 
+    /// Whether any family stores values in blob files.
+    pub fn has_stores(&self) -> bool {
+        !self.stores.borrow().is_empty()
+    }
+
     /// Least bytes of a value that a family stores in blob files.
     pub fn value_min(&self, family: CfId) -> Option<usize> {
         self.stores.borrow().get(&family).map(|store| store.value_min)

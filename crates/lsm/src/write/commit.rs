@@ -268,9 +268,10 @@ impl Commit<'_> {
         }
         let bytes: u64 = batches(group).map(|batch| batch.0.len() as u64).sum();
         self.heal().await?;
-        if state.meets_references(group)? {
+        let met = state.met_references(group)?;
+        if !met.is_empty() {
             self.flush_all().await?;
-            state.blobs.operands.note_flushed();
+            state.blobs.operands.note_flushed(met);
         }
         self.reserve(group.len() as u64, bytes).await?;
         // Once, whatever happens to the log.
