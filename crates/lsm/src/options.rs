@@ -64,9 +64,11 @@ pub struct WriteOptions {
     /// Length of a blob file in bytes, unless the OPTIONS of a database with blob files say
     /// another (`blob_file_size`).
     pub blob_file_bytes: u64,
-    /// Bytes in blob files, as a multiple of those of their live values, at which writes are
-    /// slowed to what the collection of garbage can take; more than 1. Without it, 2 in
-    /// databases whose OPTIONS do not speak of blob files, and what OPTIONS say in others.
+    /// The limit of the space of tables and blob files, as a multiple of the live values in them;
+    /// more than 1. Blob files may have 32 MiB of garbage in any case. On the way to the limit
+    /// garbage is collected and writes are slowed; values that would exceed it go to tables.
+    /// Without it, 2 in databases whose OPTIONS do not speak of blob files, and what OPTIONS say
+    /// in others.
     pub blob_space_max_ratio: Option<f64>,
     /// Length at which the MANIFEST is replaced by one that holds the present state only, in
     /// bytes. RocksDB's `max_manifest_file_size` from OPTIONS applies if it is smaller.

@@ -187,7 +187,7 @@ impl Pieces<'_> {
             next_log,
             last_sequence,
             began: 0,
-            blob_bytes: 0,
+            blob_bytes: BTreeMap::new(),
         };
         let mut tables = self.tables.take();
         let blobs = self.blobs.take();

@@ -199,6 +199,7 @@ impl WriteState {
         let left_alone = |slot| self.merges.quarantine.holds(version, slot);
         let memory = Memory { files: usize::MAX, bytes: u64::MAX };
         let mut all = Debt { files_stop: usize::MAX, room: f64::MAX, ..Debt::default() };
+        let hidden_max = self.blob_hidden_max();
         let mut level0s = self.paces.level0s.borrow_mut();
         level0s.clear();
         for family in version.families.iter().filter(|family| family.refused.is_none()) {
@@ -214,6 +215,7 @@ impl WriteState {
                 left_alone,
                 running,
                 memory,
+                hidden_max,
                 compression,
                 turn: 0,
                 aged: &[],

@@ -29,7 +29,7 @@
 //!   process lives, readers still see them. The next flush of memtables copies them into tables
 //!   ([`Blobs::failed`]), and the memtables count as full so that it comes soon.
 
-use std::cell::{Cell, RefCell};
+use std::cell::{Cell, Ref, RefCell};
 use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -59,9 +59,6 @@ use crate::write::state::{Pending, WriteState};
 /// The bounds of a file's length. All of it is allocated in advance.
 const FILE_BYTES_MIN: u64 = 64 << 10;
 const FILE_BYTES_MAX: u64 = 256 << 20;
-/// In a small database a file has this part of the live bytes, but at least so many.
-const FILE_PART: u64 = 8;
-const FILE_BYTES_SMALL: u64 = 4 << 20;
 /// The unit of lengths; a multiple of every device's block. Values do not reach into the last one
 /// of a file, so that writing them never touches the footer.
 const UNIT: u64 = 64 << 10;
@@ -80,8 +77,8 @@ pub(crate) struct Blobs {
     open: RefCell<BTreeMap<CfId, OpenBlobFile>>,
     /// Files that are full.
     sealing: RefCell<Vec<Rc<OpenBlobFile>>>,
-    /// Bytes that were stored since the memtables began.
-    unflushed: Cell<u64>,
+    /// Bytes that each family has stored since the memtables began.
+    unflushed: RefCell<BTreeMap<CfId, u64>>,
     /// Both kinds by number, also while they are being written.
     unsealed: RefCell<BTreeMap<u64, File>>,
     /// Files to which logs may refer.
@@ -97,19 +94,10 @@ pub(crate) struct Blobs {
     pub operands: Operands,
 }
 
-/// Bytes of the values in a blob file of a family, about.
+/// Most bytes of a blob file of a family, about.
 pub(crate) fn file_bytes(said: &StoredBlobs, options: &WriteOptions) -> u64 {
     let bytes = said.file_bytes.unwrap_or(options.blob_file_bytes);
     bytes.clamp(FILE_BYTES_MIN, FILE_BYTES_MAX)
-}
-
-/// The same in a database with `live` bytes of values, so that a few files that become full of
-/// garbage together are not a large part of all. OPTIONS are obeyed as they are.
-pub(crate) fn file_bytes_for(said: &StoredBlobs, options: &WriteOptions, live: u64) -> u64 {
-    match said.file_bytes {
-        Some(_) => file_bytes(said, options),
-        None => file_bytes(said, options).min((live / FILE_PART).max(FILE_BYTES_SMALL)),
-    }
 }
 
 /// What a family stores in blob files.
@@ -119,7 +107,7 @@ struct Store {
     value_min: usize,
     /// Most bytes of a file.
     file_bytes: u64,
-    /// The files of a small database may be smaller.
+    /// A value that does not fit into a usual file gets a longer one.
     adapts: bool,
 }
 
@@ -133,14 +121,13 @@ impl Store {
         said.are_supported.then_some(Store { value_min, file_bytes, adapts })
     }
 
-    /// The length of the next file, which gets at least `bytes` of values, in a database with
-    /// `live` bytes of them.
-    fn next_file_bytes(&self, bytes: u64, live: u64) -> u64 {
+    /// The length of the next file, which gets at least `bytes` of values and usually has `usual`.
+    fn next_file_bytes(&self, bytes: u64, usual: u64) -> u64 {
         let unit = |bytes: u64| bytes.next_multiple_of(UNIT) + UNIT;
         let least = unit(bytes.saturating_add(BLOB_HEADER_BYTES as u64));
         match self.adapts {
-            true => self.file_bytes.min(unit((live / FILE_PART).max(FILE_BYTES_SMALL)).max(least)),
-            false => self.file_bytes,
+            true => self.file_bytes.min(unit(usual).max(least)),
+            false => self.file_bytes.min(unit(usual)),
         }
     }
 }
@@ -179,7 +166,7 @@ impl Blobs {
             stores: RefCell::new(stores.collect()),
             open: RefCell::default(),
             sealing: RefCell::default(),
-            unflushed: Cell::new(0),
+            unflushed: RefCell::default(),
             unsealed: RefCell::default(),
             in_logs: RefCell::new(recovered.collect()),
             create_after_ns: Cell::new(0),
@@ -206,19 +193,22 @@ impl Blobs {
         self.in_logs.borrow_mut().retain(|file| file.family != family);
     }
 
-    /// Bytes in the files that get values.
-    pub fn open_bytes(&self) -> u64 {
-        self.open.borrow().values().map(|file| file.end).sum()
+    /// Bytes of the values in a family's files that are not sealed, and the lengths of these.
+    pub fn unsealed_bytes(&self, family: CfId) -> (u64, u64) {
+        let (open, sealing) = (self.open.borrow(), self.sealing.borrow());
+        let sealing = sealing.iter().map(|file| &**file).filter(|file| file.family == family);
+        let all = open.get(&family).into_iter().chain(sealing);
+        all.fold((0, 0), |(values, length), file| (values + file.end, length + file.length()))
     }
 
-    /// Bytes that were stored since the memtables began.
-    pub fn unflushed(&self) -> u64 {
-        self.unflushed.get()
+    /// Bytes that each family has stored since the memtables began.
+    pub fn unflushed(&self) -> Ref<'_, BTreeMap<CfId, u64>> {
+        self.unflushed.borrow()
     }
 
     /// Notes that new memtables begin.
     pub fn begin_memtables(&self) {
-        self.unflushed.set(0);
+        self.unflushed.borrow_mut().clear();
         self.wants_anchor.set(false);
         self.operands.begin_memtables();
     }
@@ -385,6 +375,11 @@ impl OpenBlobFile {
         FileName::Blob(self.number).to_string()
     }
 
+    /// All of it is allocated.
+    fn length(&self) -> u64 {
+        self.limit + UNIT
+    }
+
     /// Appends a value, and its reference to `index`. Returns false if it does not fit.
     fn put(&mut self, key: &[u8], value: &[u8], index: &mut Vec<u8>) -> bool {
         let bytes = record_bytes(key, value);
@@ -492,7 +487,7 @@ impl WriteState {
             }
             let (count, bytes) = (file.written.1 - before.1, file.written.0 - before.0);
             self.blobs.open.borrow_mut().insert(family, file);
-            self.blobs.unflushed.set(self.blobs.unflushed.get() + bytes);
+            *self.blobs.unflushed.borrow_mut().entry(family).or_default() += bytes;
             self.count(|stats| {
                 stats.blob_values += count;
                 stats.blob_bytes += bytes;
@@ -582,8 +577,12 @@ impl WriteState {
         if self.core.now_ns() < blobs.create_after_ns.get() {
             return Ok(());
         }
-        let (_, live) = self.blob_gc.space.bytes();
-        match self.create_blob_file(family, store.next_file_bytes(bytes, live)).await {
+        let Ok(name) = version.family(family).map(|family| &family.name) else { return Ok(()) };
+        let file_bytes = store.next_file_bytes(bytes, self.blob_file_bytes(name));
+        if !self.wait_for_blob_space(family, file_bytes).await {
+            return Ok(());
+        }
+        match self.create_blob_file(family, file_bytes).await {
             Ok(Some(file)) => drop(blobs.open.borrow_mut().insert(family, file)),
             Ok(None) => {}
             // Its values go to the log.

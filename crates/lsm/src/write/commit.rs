@@ -443,7 +443,8 @@ impl Commit<'_> {
         let tombstones = self.live.values().map(LiveWriter::range_tombstones).max();
         // Merges find the garbage of blob files only once the references are in tables.
         let blobs_max = self.state.blob_generation_bytes(limit as u64);
-        let blobs = self.state.blobs.unflushed() as f64 / blobs_max.max(1) as f64;
+        let blobs =
+            self.state.blobs.unflushed().values().sum::<u64>() as f64 / blobs_max.max(1) as f64;
         part(memory, 2 * limit.max(MEMTABLES_SMALL))
             .max(blobs)
             .max(memory_part.min(bytes_part))
@@ -534,7 +535,7 @@ impl Commit<'_> {
         let last_sequence = state.db.visible();
         let began = std::mem::take(&mut self.began);
         let log_failed = self.failure.is_some();
-        let blob_bytes = state.blobs.unflushed();
+        let blob_bytes = state.blobs.unflushed().clone();
         let generation = Generation {
             mems,
             log_number,

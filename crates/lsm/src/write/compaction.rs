@@ -301,6 +301,7 @@ fn picked(state: &WriteState, version: &Version, memory: Memory) -> Option<(u32,
         return None;
     }
     let left_alone = |slot| merges.quarantine.holds(version, slot);
+    let hidden_max = state.blob_hidden_max();
     let running = merges.running.borrow();
     let mut best: Option<(f64, u32, Plan)> = None;
     for family in version.families.iter().filter(|family| family.refused.is_none()) {
@@ -311,8 +312,17 @@ fn picked(state: &WriteState, version: &Version, memory: Memory) -> Option<(u32,
         let compression = state.options.compression;
         let left_alone = &left_alone;
         merges.aged.with(family.id, |aged| {
-            let picker =
-                Picker { version, family, left_alone, running, memory, compression, turn, aged };
+            let picker = Picker {
+                version,
+                family,
+                left_alone,
+                running,
+                memory,
+                hidden_max,
+                compression,
+                turn,
+                aged,
+            };
             let due = picker.due();
             let urgency = due.urgency();
             if due.is_nothing() || best.as_ref().is_some_and(|best| best.0 >= urgency) {

@@ -249,8 +249,17 @@ pub(crate) fn shape_of(
     let running: &[&Plan] = &[];
     let memory = Memory { files: usize::MAX, bytes: u64::MAX };
     let compression = rocksfmt::Compression::None;
-    let picker =
-        Picker { version, family, left_alone, running, memory, compression, turn: 0, aged: &[] };
+    let picker = Picker {
+        version,
+        family,
+        left_alone,
+        running,
+        memory,
+        hidden_max: u64::MAX,
+        compression,
+        turn: 0,
+        aged: &[],
+    };
     let (shape, sizes) = picker.shape();
     let options = &family.options;
     let scores = shape.fill(options, &sizes);

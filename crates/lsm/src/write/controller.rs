@@ -113,11 +113,11 @@ pub(crate) fn debt_pressure(options: &FamilyOptions, debt: u64, bytes: u64) -> f
     along(debt as f64, [soft, middle, hard])
 }
 
-/// The pressure of blob files of `total` bytes with `live` bytes of live values, whose garbage is
-/// collected from a ratio of both on that is `start`, and which are to stay below `most`.
-pub(crate) fn blob_pressure(total: u64, live: u64, start: f64, most: f64) -> f64 {
-    let ratio = total as f64 / live.max(1) as f64;
-    along(ratio, [start, (start + most) / 2.0, most])
+/// The pressure of blob files with `total` bytes of values, whose garbage is collected from `start`
+/// on, and which are to stay below `most`.
+pub(crate) fn blob_pressure(total: u64, start: u64, most: u64) -> f64 {
+    let (start, most) = (start as f64, most as f64);
+    along(total as f64, [start, (start + most) / 2.0, most])
 }
 
 /// 0, ½ and 1 at three points, linear in between.
@@ -313,10 +313,10 @@ mod tests {
 
     #[test]
     fn blob_files_have_a_pressure_on_the_way_to_their_limit() {
-        let of = |total| blob_pressure(total, 100, 1.6, 2.0);
+        let of = |total| blob_pressure(total, 160, 200);
         assert_eq!((of(100), of(160), of(200), of(900)), (0.0, 0.0, 1.0, 1.0));
         assert!((of(180) - 0.5).abs() < 1e-9 && (of(170) - 0.25).abs() < 1e-9);
-        assert_eq!((blob_pressure(0, 0, 1.6, 2.0), blob_pressure(9, 0, 1.6, 2.0)), (0.0, 1.0));
+        assert_eq!((blob_pressure(0, 0, 0), blob_pressure(9, 0, 0)), (0.0, 1.0));
     }
 
     #[test]

@@ -72,7 +72,7 @@ async fn all_generations(state: &WriteState) -> Result<()> {
         let generation = {
             let waiting = state.flushes.waiting.borrow();
             let Some(first) = waiting.front() else { continue };
-            Generation { mems: first.mems.clone(), log: first.log.clone(), ..*first }
+            first.clone()
         };
         let since_ns = state.core.now_ns();
         let failure = match generation_to_tables(state, &generation, &mut progress).await {

@@ -320,6 +320,7 @@ impl Sweep {
                 left_alone: &left_alone,
                 running: &plans,
                 memory: Memory { files: state.merges.files_max.get(), bytes },
+                hidden_max: u64::MAX,
                 compression: state.options.compression,
                 turn: 0,
                 aged: &[],

@@ -7,13 +7,13 @@
 //!   table, and RocksDB's repair would then find each of them twice and drop the tables.
 //! - Everything else is removed, one file at a time. Some disks stall while they are told of free
 //!   blocks (50 ms for 64 MiB were measured), so there are pauses in between, unless many files
-//!   wait.
+//!   wait, or many bytes of blob files.
 //!
 //! Readers of a removed file still have it open. Files that remain after a crash or an error are
 //! handled by the next opening.
 
 use std::cell::{Cell, RefCell};
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::rc::{Rc, Weak};
 
 use fs::Dir;
@@ -38,6 +38,8 @@ const OBSOLETE_MANY: usize = 64;
 pub(crate) struct ObsoleteFiles {
     /// Files that wait to be recycled or removed.
     waiting: RefCell<VecDeque<Obsolete>>,
+    /// Bytes of the blob files among them, and of those that are to come.
+    blobs: RefCell<BTreeMap<u64, u64>>,
     /// Recycled logs, as temporary files of these numbers.
     pub recycled_logs: RefCell<Vec<u64>>,
     /// While there are any, no obsolete file is recycled or removed.
@@ -82,6 +84,21 @@ pub(crate) async fn may_be_written_over(
     let file = core.attach(&dir.open(name).await?);
     let len = file.size().min(LOG_BLOCK_BYTES as u64) as usize;
     Ok(len > 0 && is_recyclable_log(&fs::read(&file, 0, len).await?))
+}
+
+impl ObsoleteFiles {
+    /// Notes that the MANIFEST no longer keeps a blob file of so many bytes.
+    pub fn note_blob(&self, number: u64, bytes: u64) {
+        self.blobs.borrow_mut().insert(number, bytes);
+    }
+
+    /// Bytes of blob files that are to be removed; 0 while files are held.
+    pub fn blob_bytes(&self) -> u64 {
+        match self.holds.get() {
+            0 => self.blobs.borrow().values().sum(),
+            _ => 0,
+        }
+    }
 }
 
 impl WriteState {
@@ -152,6 +169,9 @@ impl WriteState {
             }
             _ => {}
         }
+        if let Some(FileName::Blob(number)) = FileName::parse(name) {
+            self.obsolete.blobs.borrow_mut().remove(&number);
+        }
         self.note_removal();
     }
 
@@ -159,7 +179,9 @@ impl WriteState {
         let since_ns = self.core.now_ns();
         self.remove(name).await;
         let ends = self.is_closing() || self.has_failed();
-        if self.obsolete.waiting.borrow().len() < OBSOLETE_MANY && !ends {
+        let are_many = self.obsolete.waiting.borrow().len() >= OBSOLETE_MANY
+            || self.obsolete.blob_bytes() > self.obsolete_blobs_max();
+        if !are_many && !ends {
             let ns = self.core.now_ns() - since_ns;
             self.core.sleep_ns((ns * REMOVAL_PAUSE).min(REMOVAL_PAUSE_MAX_NS)).await;
         }

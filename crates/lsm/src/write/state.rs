@@ -15,7 +15,7 @@ use memtable::Reserve;
 use reactor::{Core, Event, Oneshot};
 use rocksfmt::{BatchWriter, Comparator, ManifestReplay};
 
-use crate::db::Db;
+use crate::db::{CfId, Db};
 use crate::error::{Error, Kind, Result};
 use crate::mem::Mem;
 use crate::mutant::mutant;
@@ -184,6 +184,7 @@ impl Done {
 }
 
 /// Memtables that become tables together, their log, and the first log that is not theirs.
+#[derive(Clone)]
 pub(crate) struct Generation {
     pub mems: Vec<(u32, Arc<Mem>)>,
     /// `None` for recovered writes: they come from all logs there were.
@@ -199,8 +200,8 @@ pub(crate) struct Generation {
     pub last_sequence: u64,
     /// When the first write went to these memtables, in Unix seconds; 0 for unknown.
     pub began: u64,
-    /// Bytes that were stored in blob files meanwhile.
-    pub blob_bytes: u64,
+    /// Bytes that each family has stored in blob files meanwhile.
+    pub blob_bytes: BTreeMap<CfId, u64>,
 }
 
 impl Generation {

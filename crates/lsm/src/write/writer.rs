@@ -19,6 +19,7 @@
 //!   `manifest_writer.rs`). All reserve space before they are written, so a full disk is met
 //!   earlier (`retry.rs`).
 
+use std::collections::BTreeMap;
 use std::pin::{Pin, pin};
 use std::rc::Rc;
 use std::sync::atomic::Ordering;
@@ -218,7 +219,7 @@ impl Writer {
             next_log: log.as_ref().map_or_else(|| db.new_number(), WalWriter::number),
             last_sequence: db.visible(),
             began: 0,
-            blob_bytes: 0,
+            blob_bytes: BTreeMap::new(),
         };
         state.flushes.waiting.borrow_mut().push_back(recovered);
         let commit = state.clone();
@@ -544,7 +545,7 @@ impl Writer {
         let state = &self.0;
         state.leave();
         let some_wait = !state.flushes.waiting.borrow().is_empty() && state.blobs.are_in_logs();
-        if (state.blobs.unflushed() > 0 || some_wait) && !state.has_failed() {
+        if (!state.blobs.unflushed().is_empty() || some_wait) && !state.has_failed() {
             // What cannot be flushed stays in the log.
             let _ = timeout(&state.core, FLUSH_NS, pin!(self.flush())).await;
         }

@@ -233,6 +233,14 @@ impl World {
         Ok(self.0.state.borrow().disk.find(path.as_ref())?.borrow().bytes().into())
     }
 
+    /// The length of a file, in bytes.
+    ///
+    /// # Errors
+    /// When there is none.
+    pub fn len(&self, path: impl AsRef<Path>) -> io::Result<u64> {
+        Ok(self.0.state.borrow().disk.find(path.as_ref())?.borrow().len())
+    }
+
     /// Limits the bytes of all files together: writes, allocations and new files beyond it fail
     /// with ENOSPC; removing or cutting files frees space.
     pub fn set_capacity(&self, bytes: Option<u64>) {

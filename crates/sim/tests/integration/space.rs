@@ -5,9 +5,6 @@ use std::cell::RefCell;
 use sim::seeds;
 use sim::space::{Report, space};
 
-/// What the smallest generations of memtables and the smallest files may take beyond the limit.
-const SLACK: i64 = 24 << 20;
-
 #[test]
 fn blob_files_stay_below_the_limit_of_their_space() {
     if seeds::one().is_some() {
@@ -18,7 +15,7 @@ fn blob_files_stay_below_the_limit_of_their_space() {
         let report = space(seed);
         println!("seed {seed}: {report:?}, {} above", report.excess());
         all.borrow_mut().push(report);
-        assert!(report.excess() <= SLACK, "{report:?}");
+        assert!(report.excess() <= 0, "{report:?}");
     });
     let collections: u64 = all.borrow().iter().map(|report| report.collections).sum();
     assert!(all.borrow().len() < 20 || collections > 100, "{collections} collections");

@@ -14,7 +14,7 @@ use crate::write::blob_garbage;
 use crate::write::blob_gc::moves::{Collecting, Moved, Moving};
 use crate::write::blob_gc::tables::{References, Rewrite, Rewriting, Rewritten, replace};
 use crate::write::blob_gc::{VALUES_MAX, leave_alone};
-use crate::write::blob_writer::{self, publish};
+use crate::write::blob_writer::publish;
 use crate::write::job::{self, Job, JobCore};
 use crate::write::picker::place;
 use crate::write::state::WriteState;
@@ -68,17 +68,12 @@ pub(super) async fn collect(
         return Ok(());
     }
     let dirty: BTreeSet<u64> = suspected.iter().map(|&slot| version.meta(slot).number).collect();
-    let said = state.stored_blobs(&of_family.name);
     let collecting = Collecting {
         version: version.clone(),
         family,
         victims: victims.clone(),
         tables: suspected,
-        file_bytes: blob_writer::file_bytes_for(
-            &said,
-            &state.options,
-            state.blob_gc.space.bytes().1,
-        ),
+        file_bytes: state.blob_file_bytes(&of_family.name),
         values_max: 2 * VALUES_MAX as usize,
         pace: state.paces.blob_gc.clone(),
     };
@@ -305,6 +300,10 @@ impl Collection<'_> {
         }
         let moved = self.moved.clone();
         self.is_tried = true;
+        if registers {
+            let bytes = moved.files.iter().map(|file| file.meta.total_bytes).sum();
+            state.blob_gc.space.note_moved(family, bytes);
+        }
         let changed = turn.change(vec![edit], |version| {
             replace(version, family, level, slot, table);
             for new in moved.files.iter().filter(|_| registers) {

@@ -33,11 +33,12 @@ use crate::stored_options::StoredBlobs;
 use crate::version::{Family, Version};
 use crate::write::blob_gc::collection::collect;
 use crate::write::blob_gc::picker::{BlobSize, Rules};
-use crate::write::blob_gc::space::Space;
+use crate::write::blob_gc::space::{Allowed, Space};
 use crate::write::blob_writer;
 use crate::write::state::WriteState;
 
 mod collection;
+mod limits;
 mod moves;
 pub(crate) mod picker;
 mod space;
@@ -47,17 +48,11 @@ mod tables;
 const SPACE_MAX_RATIO: f64 = 2.0;
 /// The family whose options new families get.
 const DEFAULT_FAMILY: &str = "default";
-/// Garbage is collected from this part of the way to the limit on: the later, the less of what is
-/// moved is still alive.
-const START: f64 = 0.9;
 /// Garbage of less than this part of the live bytes is left, or of less than half of what the limit
 /// allows, or of less than one file.
 const GARBAGE_PART: f64 = 0.25;
 /// Garbage of fewer bytes is left, however few bytes are alive.
 const GARBAGE_MIN: u64 = 64 << 10;
-/// A collection moves at most this part of the live bytes: it needs as much space for a while, in
-/// which there is less for garbage.
-const MOVED_PART: u64 = 20;
 /// Most values that a collection moves: their places are held in memory, about 150 bytes each.
 const VALUES_MAX: u64 = 100_000;
 /// Shortest and longest pause after a failure, in nanoseconds.
@@ -97,8 +92,9 @@ impl WriteState {
     pub fn note_blob_files(&self, manifest: &ManifestReplay, families: impl Iterator<Item = CfId>) {
         let mut all = self.blob_gc.sizes.borrow_mut();
         for family in families {
+            let before = all.remove(&family).unwrap_or_default();
             if manifest.blob_files(family).next().is_none() {
-                all.remove(&family);
+                self.note_obsolete_blobs(&before, &[]);
                 continue;
             }
             let complete = |blob: &BlobFileMeta| !self.blobs.is_unsealed(blob.number);
@@ -110,9 +106,20 @@ impl WriteState {
                 values: blob.total_count.saturating_sub(blob.garbage_count),
                 is_eligible: true,
             });
-            all.insert(family, sizes.collect());
+            let sizes: Vec<BlobSize> = sizes.collect();
+            self.note_obsolete_blobs(&before, &sizes);
+            all.insert(family, sizes);
         }
-        self.note_blob_space(all.iter().map(|(&family, files)| (family, &files[..])));
+        self.note_blob_space(&all);
+    }
+
+    /// Notes that some files are obsolete: complete ones of a family, before and after a change of
+    /// the MANIFEST.
+    fn note_obsolete_blobs(&self, before: &[BlobSize], after: &[BlobSize]) {
+        let after: BTreeSet<u64> = after.iter().map(|size| size.number).collect();
+        for size in before.iter().filter(|size| !after.contains(&size.number)) {
+            self.obsolete.note_blob(size.number, size.bytes);
+        }
     }
 
     /// What OPTIONS say about the blob files of a family. One that was made since the opening has
@@ -122,28 +129,54 @@ impl WriteState {
         stored.blobs(if stored.has_family(name) { name } else { DEFAULT_FAMILY })
     }
 
-    /// The rules for the files of a family with `live` bytes of values; `None` if its garbage is
-    /// not collected.
-    fn blob_gc_rules(&self, version: &Version, family: &Family, live: u64) -> Option<Rules> {
+    /// What a family's blob files may take; `None` if its garbage is not collected. The limit that
+    /// a command gives holds at any moment, and so does that of a database whose OPTIONS do not
+    /// speak of blob files.
+    fn allowed_blobs(&self, name: &str) -> Option<Allowed> {
+        let (said, options) = (self.stored_blobs(name), &self.options);
+        let collects = if said.is_on { said.collects } else { options.blob_min.is_some() };
+        let is_given = options.blob_space_max_ratio.is_some();
+        let is_hard = is_given || !said.is_on;
+        (collects || is_given).then_some(Allowed { ratio: self.blob_space_ratio(), is_hard })
+    }
+
+    /// The limit of space, as a multiple of what is alive.
+    fn blob_space_ratio(&self) -> f64 {
+        self.options.blob_space_max_ratio.unwrap_or(SPACE_MAX_RATIO).max(1.0)
+    }
+
+    /// Bytes of a new blob file of a family, unless a value needs more.
+    pub fn blob_file_bytes(&self, name: &str) -> u64 {
+        let (said, options) = (self.stored_blobs(name), &self.options);
+        let most = blob_writer::file_bytes(&said, options);
+        // OPTIONS are obeyed as they are.
+        match said.file_bytes.is_some() && options.blob_space_max_ratio.is_none() {
+            true => most,
+            false => most.min(limits::file_bytes(self.blob_garbage_max())),
+        }
+    }
+
+    /// The rules for the complete files of a family; `None` if its garbage is not collected.
+    fn blob_gc_rules(
+        &self,
+        version: &Version,
+        family: &Family,
+        files: &[BlobSize],
+    ) -> Option<Rules> {
+        let allowed = self.allowed_blobs(&family.name)?;
         let said = self.stored_blobs(&family.name);
-        let options = &self.options;
-        let given = options.blob_space_max_ratio;
-        let file_bytes = blob_writer::file_bytes_for(&said, options, live);
-        // The options of a database without blob files do not speak of their garbage.
-        let (collects, age_cutoff, threshold) = match said.is_on {
-            true => (said.collects, said.age_cutoff, said.force_threshold),
-            false => (options.blob_min.is_some(), 1.0, None),
-        };
-        let most = given.unwrap_or(SPACE_MAX_RATIO).max(1.0);
-        let little = ((most - 1.0) / 2.0).min(GARBAGE_PART);
-        (collects || given.is_some()).then_some(Rules {
-            age_cutoff: if given.is_some() { 1.0 } else { age_cutoff },
-            threshold,
-            space_ratio: 1.0 + (most - 1.0) * START,
-            space_max_ratio: most,
-            hidden: self.hidden_blob_bytes(version, family),
+        let file_bytes = self.blob_file_bytes(&family.name);
+        let limits = self.family_space(version, family, files).limits(allowed, file_bytes);
+        let live: u64 = files.iter().map(BlobSize::live_bytes).sum();
+        let little = ((allowed.ratio - 1.0) / 2.0).min(GARBAGE_PART);
+        let obeys = said.is_on && self.options.blob_space_max_ratio.is_none();
+        Some(Rules {
+            age_cutoff: if obeys { said.age_cutoff } else { 1.0 },
+            threshold: said.force_threshold.filter(|_| said.is_on),
+            start: limits.start,
+            most: limits.most,
             garbage_min: file_bytes.min(((live as f64 * little) as u64).max(GARBAGE_MIN)),
-            bytes_max: (live / MOVED_PART).max(file_bytes),
+            bytes_max: limits.moved,
             values_max: VALUES_MAX,
         })
     }
@@ -161,6 +194,7 @@ pub(crate) async fn run(state: &WriteState) {
         let (work, gain) = state.blob_gc.work(&victims);
         state.begin_blob_gc(work, gain);
         let collected = collect(state, family, victims).await;
+        state.blob_gc.space.fails.set(collected.is_err());
         state.end_blob_gc();
         match collected {
             Ok(()) => pause_ns = PAUSE_NS,
@@ -194,8 +228,7 @@ fn due(state: &WriteState) -> Option<(CfId, BTreeSet<u64>)> {
     let mut sizes = gc.sizes.borrow_mut();
     for (&family, sizes) in sizes.iter_mut() {
         let Ok(of_family) = version.family(family) else { continue };
-        let live = sizes.iter().map(BlobSize::live_bytes).sum();
-        let Some(rules) = state.blob_gc_rules(&version, of_family, live) else { continue };
+        let Some(rules) = state.blob_gc_rules(&version, of_family, sizes) else { continue };
         let in_logs = match mutant("gc_takes_files_of_logs") {
             true => Vec::new(),
             false => state.blobs.in_logs(family),

@@ -7,12 +7,10 @@ pub(crate) struct Rules {
     pub age_cutoff: f64,
     /// Share of garbage in these at which it is collected; `None` for no such rule.
     pub threshold: Option<f64>,
-    /// Bytes of all files, as a multiple of their live bytes, at which garbage is collected.
-    pub space_ratio: f64,
-    /// The limit of that multiple.
-    pub space_max_ratio: f64,
-    /// Bytes that count as alive and may be garbage that no merge has found yet.
-    pub hidden: u64,
+    /// Bytes of all files at which garbage is collected.
+    pub start: u64,
+    /// Bytes of all files from which on writes are slowed most.
+    pub most: u64,
     /// Garbage of fewer bytes is not worth it.
     pub garbage_min: u64,
     /// Most live bytes, and most values, that are moved at a time; but one file at least.
@@ -31,14 +29,6 @@ pub(crate) struct BlobSize {
     pub values: u64,
     /// It can be read, and no log refers to it.
     pub is_eligible: bool,
-}
-
-impl Rules {
-    /// The live bytes for the limit of space. Hidden garbage counts as such, but not more than half
-    /// of what is there: it may be new values.
-    pub fn surely_live(&self, live: u64) -> u64 {
-        live - self.hidden.min(live / 2)
-    }
 }
 
 impl BlobSize {
@@ -63,8 +53,7 @@ pub(crate) fn pick(files: &[BlobSize], rules: &Rules) -> Vec<u64> {
         (bytes, garbage)
     };
     let (bytes, garbage) = sum(files);
-    let live = rules.surely_live(bytes.saturating_sub(garbage)) as f64;
-    let is_large = garbage >= rules.garbage_min && bytes as f64 >= live * rules.space_ratio;
+    let is_large = garbage >= rules.garbage_min && bytes >= rules.start;
     let (old_bytes, old_garbage) = sum(&files[..old]);
     let is_forced = rules
         .threshold
@@ -99,9 +88,8 @@ mod tests {
     const RULES: Rules = Rules {
         age_cutoff: 1.0,
         threshold: None,
-        space_ratio: 1.5,
-        space_max_ratio: 2.0,
-        hidden: 0,
+        start: 1500,
+        most: 2000,
         garbage_min: 100,
         bytes_max: 1000,
         values_max: 1000,
@@ -116,17 +104,11 @@ mod tests {
     #[test]
     fn nothing_is_due_while_files_take_little_more_than_their_live_values() {
         assert_eq!(pick(&[], &RULES), []);
-        assert_eq!(pick(&[file(1, 300), file(2, 300)], &RULES), []);
+        assert_eq!(pick(&[file(1, 300), file(2, 400)], &Rules { start: 2001, ..RULES }), []);
         assert_eq!(pick(&[file(1, 300), file(2, 400)], &RULES), [2]);
         // Little garbage is not worth it.
         let large = Rules { garbage_min: 701, ..RULES };
         assert_eq!(pick(&[file(1, 300), file(2, 400)], &large), []);
-        // What may be garbage does not count as alive, but for one half.
-        let hidden = |hidden| Rules { hidden, ..RULES };
-        assert_eq!(pick(&[file(1, 300), file(2, 300)], &hidden(60)), []);
-        assert_eq!(pick(&[file(1, 300), file(2, 300)], &hidden(70)), [1]);
-        assert_eq!(pick(&[file(1, 0), file(2, 100)], &hidden(u64::MAX)), [2]);
-        assert_eq!(hidden(u64::MAX).surely_live(1001), 501);
     }
 
     #[test]
@@ -151,7 +133,7 @@ mod tests {
         let half = Rules { age_cutoff: 0.5, ..RULES };
         assert_eq!(pick(&files, &half), [2]);
         assert_eq!(pick(&files, &Rules { age_cutoff: 0.0, ..RULES }), []);
-        let calm = Rules { space_ratio: 10.0, ..half };
+        let calm = Rules { start: 10_000, ..half };
         assert_eq!(pick(&files, &calm), []);
         assert_eq!(pick(&files, &Rules { threshold: Some(0.05), ..calm }), [2]);
         assert_eq!(pick(&files, &Rules { threshold: Some(0.06), ..calm }), []);

@@ -2,33 +2,48 @@
 //! which it frees space.
 
 use std::cell::Cell;
+use std::collections::BTreeMap;
+
+use reactor::timeout;
 
 use crate::db::CfId;
 use crate::version::{Family, Version};
+use crate::write::blob_gc::due;
+use crate::write::blob_gc::limits::{self, Limits};
 use crate::write::blob_gc::picker::{BlobSize, Rules};
 use crate::write::controller;
 use crate::write::state::WriteState;
 
-/// As many generations of memtables refer to values before merges have met their references: level
-/// 0 is merged when it has 12 tables or less, and some more come meanwhile.
-const GENERATIONS: u64 = 16;
-/// A generation refers to this part of the live bytes at most, or to as many as memtables may have:
-/// garbage is to be found in time.
+/// A generation of memtables refers to this part of what garbage may have at most, and to this part
+/// of the live bytes, or to as many as memtables may have. What it replaces is garbage that is not
+/// found before merges have met its references; there are up to 16 such generations: level 0 is
+/// merged when it has 12 tables or less, and some more come meanwhile.
 const GENERATION_PART: u64 = 64;
+/// And this part to level 0, before it is merged with much larger files.
+const HIDDEN_PART: u64 = 8;
 /// It may refer to so many bytes in any case.
 const GENERATION_MIN: u64 = 1 << 20;
+
+/// Longest that writes wait for space, in nanoseconds. After that values go to tables.
+const WAIT_NS: u64 = 500_000_000;
 
 /// The space of all complete blob files.
 #[derive(Default)]
 pub(crate) struct Space {
     /// Their bytes, and those of their live values.
     bytes: Cell<(u64, u64)>,
-    /// The lowest limit of bytes for each live byte, of the families whose garbage is collected.
-    max_ratio: Cell<Option<f64>>,
+    /// Bytes of tables with live values, or with references to them.
+    in_tables: Cell<u64>,
+    /// Bytes that the collection under way has moved to files that count as complete, in a family.
+    moved: Cell<Option<(CfId, u64)>>,
     /// How urgent it is to collect garbage, from 0 to 1.
     pressure: Cell<f64>,
     /// A collection is under way.
     is_running: Cell<bool>,
+    /// The last one has failed.
+    pub fails: Cell<bool>,
+    /// Writes have waited in vain for the one under way.
+    is_slow: Cell<bool>,
     /// Bytes that collections have freed.
     freed: Cell<u64>,
     /// What the one under way will free.
@@ -68,10 +83,17 @@ impl Space {
         self.under_way.set(UnderWay { from: done, work, gain });
     }
 
+    /// Notes that values have been copied to files that count as complete from now on.
+    pub fn note_moved(&self, family: CfId, bytes: u64) {
+        self.moved.set(Some((family, bytes)));
+    }
+
     fn end(&self, done: u64) {
         self.freed.set(self.freed_so_far(done));
         self.under_way.set(UnderWay::default());
+        self.moved.set(None);
         self.is_running.set(false);
+        self.is_slow.set(false);
     }
 
     /// Bytes that were freed, the part of the collection under way included.
@@ -82,58 +104,173 @@ impl Space {
     }
 }
 
+/// The blob files of a family, in bytes.
+#[derive(Clone, Copy)]
+pub(super) struct FamilySpace {
+    /// All values in complete files.
+    complete: u64,
+    /// Values in files that get some or are to be sealed, and the lengths of these.
+    unsealed: (u64, u64),
+    /// Files that are to be removed, of all families.
+    obsolete: u64,
+    /// Values that are surely alive.
+    live: u64,
+    /// Bytes of the tables that have most of what is alive.
+    in_tables: u64,
+    /// Whether what a collection under way has written is among the complete files.
+    is_moved: bool,
+}
+
+/// What the options allow a family.
+#[derive(Clone, Copy)]
+pub(super) struct Allowed {
+    /// Bytes of all files for each byte that is alive.
+    pub ratio: f64,
+    /// At any moment.
+    pub is_hard: bool,
+}
+
 /// The pressure of one family's files.
 fn pressure(files: &[BlobSize], rules: &Rules) -> f64 {
     let total: u64 = files.iter().map(|file| file.bytes).sum();
-    let live: u64 = files.iter().map(BlobSize::live_bytes).sum();
+    let garbage: u64 = files.iter().map(|file| file.garbage_bytes).sum();
     // Less is left alone.
-    if total - live < rules.garbage_min {
+    if garbage < rules.garbage_min {
         return 0.0;
     }
-    let live = rules.surely_live(live);
-    controller::blob_pressure(total, live, rules.space_ratio, rules.space_max_ratio)
+    controller::blob_pressure(total, rules.start, rules.most)
 }
 
-/// Bytes of values to which one generation of memtables may refer, in a database whose blob files
-/// have `total` bytes, `live` of them counted as alive, and may have `most` for each live byte.
-/// Until merges have met the references of [`GENERATIONS`] of them, the values that they replace
-/// count as alive; what is really alive then must still suffice.
-fn generation_bytes(total: u64, live: u64, most: f64) -> u64 {
-    live.saturating_sub((total as f64 / most.max(1.0)) as u64) / GENERATIONS
+/// Bytes of the tables of a family that have most of what is alive.
+fn in_tables(family: &Family) -> u64 {
+    let sorted = family.levels.iter().skip(1).rev();
+    sorted.map(|level| level.bytes()).find(|&bytes| bytes > 0).unwrap_or(0)
+}
+
+impl FamilySpace {
+    /// What `allowed` means for files of about `file_bytes`.
+    pub fn limits(&self, allowed: Allowed, file_bytes: u64) -> Limits {
+        let Allowed { ratio, is_hard } = allowed;
+        let limits = Limits::new(ratio, self.live, self.in_tables, file_bytes, is_hard);
+        // Only complete files are collected.
+        let complete = |bytes: u64| bytes.saturating_sub(self.unsealed.0);
+        let most = complete(limits.most).saturating_sub(self.obsolete);
+        Limits { start: complete(limits.start), most, ..limits }
+    }
+
+    /// Whether there may be one more file.
+    fn has_room(&self, limits: &Limits, file_bytes: u64) -> bool {
+        let moved = if self.is_moved { 0 } else { limits.moved };
+        self.complete + self.unsealed.1 + self.obsolete + file_bytes + moved <= limits.cap
+    }
 }
 
 impl WriteState {
+    /// The space of a family with these complete files.
+    pub(super) fn family_space(
+        &self,
+        version: &Version,
+        family: &Family,
+        files: &[BlobSize],
+    ) -> FamilySpace {
+        let unsealed = self.blobs.unsealed_bytes(family.id);
+        let complete = files.iter().map(|file| file.bytes).sum();
+        let live: u64 = files.iter().map(BlobSize::live_bytes).sum();
+        let moved = self.blob_gc.space.moved.get().filter(|(id, _)| *id == family.id);
+        let live = (live + unsealed.0).saturating_sub(moved.map_or(0, |(_, bytes)| bytes));
+        // Garbage that no merge has found yet; but not more than half: it may be new values.
+        let hidden = self.hidden_blob_bytes(version, family).min(live / 2);
+        FamilySpace {
+            complete,
+            unsealed,
+            obsolete: self.obsolete.blob_bytes(),
+            live: live - hidden,
+            in_tables: in_tables(family),
+            is_moved: moved.is_some(),
+        }
+    }
+
     /// Computes the space again, after a change of the files.
-    pub(super) fn note_blob_space<'a>(&self, all: impl Iterator<Item = (CfId, &'a [BlobSize])>) {
+    pub(super) fn note_blob_space(&self, all: &BTreeMap<CfId, Vec<BlobSize>>) {
         let version = self.db.version();
-        let (mut total, mut live, mut most, mut ratio) = (0, 0, 0.0_f64, f64::INFINITY);
-        for (family, files) in all {
-            let of_family: u64 = files.iter().map(BlobSize::live_bytes).sum();
+        let (mut total, mut live, mut most) = (0, 0, 0.0_f64);
+        let with_values = version.families.iter();
+        let with_values = with_values.filter(|family| {
+            self.blobs.value_min(family.id).is_some() || all.contains_key(&family.id)
+        });
+        self.blob_gc.space.in_tables.set(with_values.map(|family| in_tables(family)).sum());
+        for (&family, files) in all {
             total += files.iter().map(|file| file.bytes).sum::<u64>();
-            live += of_family;
+            live += files.iter().map(BlobSize::live_bytes).sum::<u64>();
             let Ok(family) = version.family(family) else { continue };
-            if let Some(rules) = self.blob_gc_rules(&version, family, of_family) {
+            if let Some(rules) = self.blob_gc_rules(&version, family, files) {
                 most = most.max(pressure(files, &rules));
-                ratio = rules.space_max_ratio.min(ratio);
             }
         }
-        self.blob_gc.space.max_ratio.set(Some(ratio).filter(|ratio| ratio.is_finite()));
         self.blob_gc.space.bytes.set((total, live));
         self.blob_gc.space.pressure.set(most);
+    }
+
+    /// Waits until a family may have one more blob file, of `file_bytes`, while space is being
+    /// freed. Returns whether it may.
+    pub async fn wait_for_blob_space(&self, id: CfId, file_bytes: u64) -> bool {
+        if self.may_create_blob_file(id, file_bytes) {
+            return true;
+        }
+        let space = &self.blob_gc.space;
+        // A merge may wait for the memtables of this group.
+        let ends = || self.is_closing() || self.has_failed() || self.blobs.wants_flush.get();
+        let is_freed = || {
+            let is_collected = space.is_running() || (due(self).is_some() && !space.fails.get());
+            let is_collected = is_collected && !self.merges.paused.get() && !space.is_slow.get();
+            is_collected || self.obsolete.blob_bytes() > 0
+        };
+        let since_ns = self.core.now_ns();
+        let done = || self.may_create_blob_file(id, file_bytes) || !is_freed() || ends();
+        let waited = timeout(&self.core, WAIT_NS, self.changed.wait_until(done)).await;
+        // Then no group waits before the collection has ended.
+        space.is_slow.set(waited.is_err());
+        self.count(|stats| stats.stopped_ns += self.core.now_ns() - since_ns);
+        self.may_create_blob_file(id, file_bytes)
+    }
+
+    /// Whether a family may have one more blob file, of `file_bytes`.
+    fn may_create_blob_file(&self, id: CfId, file_bytes: u64) -> bool {
+        let version = self.db.version();
+        let Ok(family) = version.family(id) else { return false };
+        let Some(allowed) = self.allowed_blobs(&family.name).filter(|allowed| allowed.is_hard)
+        else {
+            return true;
+        };
+        let sizes = self.blob_gc.sizes.borrow();
+        let files = sizes.get(&id).map_or(&[][..], |files| &files[..]);
+        let space = self.family_space(&version, family, files);
+        space.has_room(&space.limits(allowed, file_bytes), file_bytes)
+    }
+
+    /// Most bytes of garbage in all blob files.
+    pub fn blob_garbage_max(&self) -> u64 {
+        let space = &self.blob_gc.space;
+        limits::garbage_max(self.blob_space_ratio(), space.bytes().1 + space.in_tables.get())
+    }
+
+    /// Most bytes of blob files that may wait to be removed with pauses in between.
+    pub fn obsolete_blobs_max(&self) -> u64 {
+        limits::file_bytes(self.blob_garbage_max())
+    }
+
+    /// Bytes of values to which level 0 of a family may refer before it is merged, however large
+    /// the other inputs are.
+    pub fn blob_hidden_max(&self) -> u64 {
+        self.blob_garbage_max() / HIDDEN_PART
     }
 
     /// Most bytes of values that one generation of memtables refers to. `memtable_bytes` is the
     /// memory of memtables.
     pub fn blob_generation_bytes(&self, memtable_bytes: u64) -> u64 {
-        let space = &self.blob_gc.space;
-        let ((total, live), open) = (space.bytes(), self.blobs.open_bytes());
-        let worthwhile = memtable_bytes.max(live / GENERATION_PART);
-        match space.max_ratio.get() {
-            Some(most) => generation_bytes(total + open, live + open, most)
-                .min(worthwhile)
-                .max(memtable_bytes.min(GENERATION_MIN)),
-            None => worthwhile,
-        }
+        let live = self.blob_gc.space.bytes().1 + self.blob_gc.space.in_tables.get();
+        let most = self.blob_garbage_max() / GENERATION_PART;
+        most.min(memtable_bytes.max(live / GENERATION_PART)).max(memtable_bytes.min(GENERATION_MIN))
     }
 
     /// Bytes of values in blob files that are newer than anything in the deeper levels of a family:
@@ -142,8 +279,9 @@ impl WriteState {
         let level0 = family.levels.first().into_iter().flat_map(|level0| level0.slots.iter());
         let in_tables = level0.map(|&slot| version.table(slot).map_or(0, |table| table.blob_bytes));
         let waiting = self.flushes.waiting.borrow();
-        let in_memory = waiting.iter().map(|generation| generation.blob_bytes);
-        in_tables.chain(in_memory).sum::<u64>() + self.blobs.unflushed()
+        let of_family = |all: &BTreeMap<CfId, u64>| all.get(&family.id).copied().unwrap_or(0);
+        let in_memory = waiting.iter().map(|generation| of_family(&generation.blob_bytes));
+        in_tables.chain(in_memory).sum::<u64>() + of_family(&self.blobs.unflushed())
     }
 
     /// Notes that a collection begins.
@@ -156,6 +294,7 @@ impl WriteState {
     pub(super) fn end_blob_gc(&self) {
         self.blob_gc.space.end(self.paces.blob_gc.done());
         self.set_paces();
+        self.changed.notify_all();
     }
 
     /// Bytes that collections have freed so far, about.
@@ -169,17 +308,25 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_memtables_hide_fits_into_the_limit() {
-        assert_eq!(generation_bytes(0, 0, 2.0), 0);
-        assert_eq!(generation_bytes(32_000, 32_000, 2.0), 1_000);
-        for most in [1.1, 2.0, 5.0] {
-            for garbage in (0..200_000).step_by(10_000) {
-                let (total, live) = (100_000 + garbage, 100_000);
-                let hidden = GENERATIONS * generation_bytes(total, live, most);
-                let within = total as f64 <= most * (live - hidden) as f64 + 1.0;
-                assert!(within || hidden == 0, "{most}: {garbage} and {hidden}");
-            }
-        }
+    fn a_file_needs_room_beside_what_a_collection_writes() {
+        let allowed = Allowed { ratio: 2.0, is_hard: true };
+        let file = 16 << 20;
+        let with = |complete, is_moved| {
+            let unsealed = (5 << 20, 20 << 20);
+            let space = FamilySpace {
+                complete,
+                unsealed,
+                obsolete: 7 << 20,
+                live: 1 << 30,
+                in_tables: 1 << 20,
+                is_moved,
+            };
+            space.has_room(&space.limits(allowed, file), file)
+        };
+        let limits = Limits::new(2.0, 1 << 30, 1 << 20, file, true);
+        let most = limits.cap - (27 << 20) - file;
+        assert!(with(most - limits.moved, false) && !with(most - limits.moved + 1, false));
+        assert!(with(most, true) && !with(most + 1, true));
     }
 
     #[test]

@@ -106,6 +106,7 @@ impl Picker<'_> {
         let trigger = self.options().level0_trigger;
         let each = bytes / self.level(0).len().max(1) as u64;
         match each {
+            _ if self.hidden(self.level(0)) >= self.hidden_max => trigger,
             0 => trigger,
             each => (base_bytes.div_ceil(MUCH_LARGER * each) as usize)
                 .clamp(trigger, self.level0_many()),
@@ -292,6 +293,7 @@ impl Picker<'_> {
         if !wanted
             && inputs.len() < self.level0_many()
             && self.bytes(inputs) * MUCH_LARGER < self.bytes(&overlapped)
+            && self.hidden(inputs) < self.hidden_max
         {
             return Pick::Nothing;
         }

@@ -117,6 +117,9 @@ pub(crate) struct Picker<'a> {
     /// The jobs of this family that run.
     pub running: &'a [&'a Plan],
     pub memory: Memory,
+    /// Bytes of values in blob files to which level 0 may refer before it is merged, however large
+    /// the other inputs are: what they replace is garbage that nobody has found yet.
+    pub hidden_max: u64,
     /// The compression of the opening, for families without OPTIONS.
     pub compression: Compression,
     /// Where the search for a file begins in large levels; any number.
@@ -247,6 +250,11 @@ impl Picker<'_> {
 
     fn bytes(&self, slots: &[u32]) -> u64 {
         slots.iter().map(|&slot| self.meta(slot).size_bytes).sum()
+    }
+
+    /// Bytes of values in blob files to which files refer that were written since the opening.
+    fn hidden(&self, slots: &[u32]) -> u64 {
+        slots.iter().map(|&slot| self.version.table(slot).map_or(0, |table| table.blob_bytes)).sum()
     }
 
     /// Whether a file is an input of a running job.
