@@ -14,7 +14,7 @@ use lsm::{Db, Durability, OpenOptions, WriteOptions};
 use reactor::Class;
 use reactor::sim::{Rng, SimConfig, World};
 
-use crate::engine::DIR;
+use crate::engine::{DIR, Flaw};
 
 /// Garbage may have so many bytes in any case.
 const GARBAGE_MAX_MIN: u64 = 32 << 20;
@@ -55,10 +55,11 @@ struct Live {
 ///
 /// # Panics
 /// When a write fails.
-pub fn space(seed: u64) -> Report {
+pub fn space(seed: u64, flaw: Flaw) -> Report {
     let mut rng = Rng::new(seed ^ 0x5BACE);
     let world = World::new(seed, 1, SimConfig::default());
     world.add_dir(DIR);
+    flaw.begin(&world);
     let value = [1_000, 4_000, 16_000][rng.index(3)];
     let live = [2, 24, 48][rng.index(3)] << 20;
     let ratio = [1.5, 2.0, 3.0][rng.index(3)];
@@ -115,6 +116,7 @@ pub fn space(seed: u64) -> Report {
             writer.close().await.expect("it closes");
         }
     });
+    flaw.end();
     ran.unwrap_or_else(|failure| panic!("{:?}", failure.kind));
     let mut report = alive.borrow().report;
     report.trace = world.trace();

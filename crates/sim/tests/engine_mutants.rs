@@ -8,6 +8,7 @@ use sim::history::history;
 use sim::linear::violation;
 use sim::manifest::manifest_cut_everywhere;
 use sim::repair::repairs;
+use sim::space::space;
 
 /// Missing syncs, and built-in mutants.
 const FLAWS: [Flaw; 25] = [
@@ -143,6 +144,12 @@ fn each_durability_flaw_of_the_engine_is_caught() {
         println!("{name} of repairs is caught by seed {caught:?}");
         assert!(caught.is_some(), "{name} of repairs went unnoticed");
     }
+    let caught = (0..30).find(|&seed| {
+        let flaw = Flaw::Mutant("blob_files_have_no_cap");
+        space(seed, flaw).excess() > 0
+    });
+    println!("blob_files_have_no_cap is caught by seed {caught:?}");
+    assert!(caught.is_some(), "blob files that exceed their limit go unnoticed");
     // A history also shows lost writes.
     let caught = (0..100).find(|&seed| {
         let flaw = Flaw::Mutant("acknowledge_first");

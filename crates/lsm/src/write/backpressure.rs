@@ -253,7 +253,7 @@ impl WriteState {
         let cores = limits.cores_percent.map(|percent| f64::from(percent) / 100.0);
         self.paces.merge.set_share(cores.map(|cores| cores / parts as f64));
         let blob_gc = &self.paces.blob_gc;
-        match self.blob_gc.space.pressure() < controller::LIMITED && !self.is_closing() {
+        match self.blob_pressure() < controller::LIMITED && !self.is_closing() {
             true => blob_gc.set(BLOB_GC_RATE, 1_000_000_000),
             false => blob_gc.hurry(),
         }
@@ -327,7 +327,7 @@ impl WriteState {
         }
         self.paces.flushed.set(flushed);
         let mut blobs = self.paces.blobs.get();
-        match self.blob_gc.space.pressure() < controller::LIMITED / 2.0 {
+        match self.blob_pressure() < controller::LIMITED / 2.0 {
             true => blobs.pause(),
             false => blobs.sample(now_ns, self.blob_bytes_freed()),
         }
@@ -350,7 +350,7 @@ impl WriteState {
         let by_logs = log_ns
             .map(|ns| controller::rate_into_last_memtable(room, bytes * 1e9 / ns.max(1) as f64));
         let by_blobs =
-            controller::rate_by_space(self.blob_gc.space.pressure(), self.paces.blobs.get().rate());
+            controller::rate_by_space(self.blob_pressure(), self.paces.blobs.get().rate());
         let share = self.paces.table_share.get();
         let by_tables =
             [by_merges, by_flushes, by_logs].into_iter().flatten().map(|rate| rate / share);

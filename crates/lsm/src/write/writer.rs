@@ -411,7 +411,7 @@ impl Writer {
             waiting_memtables: state.flushes.waiting.borrow().len() as u64,
             blob_total_bytes,
             blob_live_bytes,
-            blob_space_pressure_percent: (state.blob_gc.space.pressure() * 100.0) as u64,
+            blob_space_pressure_percent: (state.blob_pressure() * 100.0) as u64,
             rewritten_tables: state.db.0.recycled_tables.rewritten.load(Ordering::Relaxed),
             level0_files: level0.map(|level| level.slots.len() as u64).max().unwrap_or(0),
             damaged_tables: state.merges.quarantine.tables(&version) as u64,

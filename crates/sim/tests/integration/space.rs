@@ -2,6 +2,7 @@
 
 use std::cell::RefCell;
 
+use sim::engine::Flaw;
 use sim::seeds;
 use sim::space::{Report, space};
 
@@ -12,7 +13,7 @@ fn blob_files_stay_below_the_limit_of_their_space() {
     }
     let all: RefCell<Vec<Report>> = RefCell::default();
     seeds::each("one_space", |seed| {
-        let report = space(seed);
+        let report = space(seed, Flaw::None);
         println!("seed {seed}: {report:?}, {} above", report.excess());
         all.borrow_mut().push(report);
         assert!(report.excess() <= 0, "{report:?}");
@@ -24,7 +25,7 @@ fn blob_files_stay_below_the_limit_of_their_space() {
 /// Replays one seed: `MILLRACE_SEED=... cargo test -p millrace-sim one_space -- --nocapture`.
 #[test]
 fn one_space() {
-    let report = space(seeds::one().unwrap_or(1));
+    let report = space(seeds::one().unwrap_or(1), Flaw::None);
     println!("{report:#?}");
-    assert_eq!(report, space(seeds::one().unwrap_or(1)), "the same seed twice");
+    assert_eq!(report, space(seeds::one().unwrap_or(1), Flaw::None), "the same seed twice");
 }

@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 use reactor::timeout;
 
 use crate::db::CfId;
+use crate::mutant::mutant;
 use crate::version::{Family, Version};
 use crate::write::blob_gc::due;
 use crate::write::blob_gc::limits::{self, Limits};
@@ -36,8 +37,8 @@ pub(crate) struct Space {
     in_tables: Cell<u64>,
     /// Bytes that the collection under way has moved to files that count as complete, in a family.
     moved: Cell<Option<(CfId, u64)>>,
-    /// How urgent it is to collect garbage, from 0 to 1.
-    pressure: Cell<f64>,
+    /// The family for which it is most urgent to collect garbage.
+    pressed: Cell<Pressed>,
     /// A collection is under way.
     is_running: Cell<bool>,
     /// The last one has failed.
@@ -64,12 +65,6 @@ impl Space {
     /// Bytes in all complete blob files, and the live ones of these.
     pub fn bytes(&self) -> (u64, u64) {
         self.bytes.get()
-    }
-
-    /// How far blob files are on their way to the limit of their space, from 0 to 1; 0 unless
-    /// garbage is being collected.
-    pub fn pressure(&self) -> f64 {
-        if self.is_running.get() { self.pressure.get() } else { 0.0 }
     }
 
     pub fn is_running(&self) -> bool {
@@ -130,15 +125,35 @@ pub(super) struct Allowed {
     pub is_hard: bool,
 }
 
-/// The pressure of one family's files.
-fn pressure(files: &[BlobSize], rules: &Rules) -> f64 {
-    let total: u64 = files.iter().map(|file| file.bytes).sum();
-    let garbage: u64 = files.iter().map(|file| file.garbage_bytes).sum();
-    // Less is left alone.
-    if garbage < rules.garbage_min {
-        return 0.0;
+/// A family's files and their limits, in bytes, as they were after the last change of the MANIFEST.
+#[derive(Clone, Copy, Default)]
+struct Pressed {
+    family: CfId,
+    /// All values in complete files.
+    total: u64,
+    /// Values in the other files.
+    unsealed: u64,
+    start: u64,
+    most: u64,
+}
+
+impl Pressed {
+    /// `None` if there is little garbage, which is left alone.
+    fn new(family: CfId, files: &[BlobSize], unsealed: u64, rules: &Rules) -> Option<Pressed> {
+        let total = files.iter().map(|file| file.bytes).sum();
+        let garbage: u64 = files.iter().map(|file| file.garbage_bytes).sum();
+        let pressed = Pressed { family, total, unsealed, start: rules.start, most: rules.most };
+        (garbage >= rules.garbage_min).then_some(pressed)
     }
-    controller::blob_pressure(total, rules.start, rules.most)
+
+    /// The pressure, with so many bytes in files that are not complete.
+    fn pressure(&self, unsealed: u64) -> f64 {
+        if self.total == 0 {
+            return 0.0;
+        }
+        let total = self.total + unsealed.saturating_sub(self.unsealed);
+        controller::blob_pressure(total, self.start, self.most)
+    }
 }
 
 /// Bytes of the tables of a family that have most of what is alive.
@@ -161,7 +176,8 @@ impl FamilySpace {
     /// Whether there may be one more file.
     fn has_room(&self, limits: &Limits, file_bytes: u64) -> bool {
         let moved = if self.is_moved { 0 } else { limits.moved };
-        self.complete + self.unsealed.1 + self.obsolete + file_bytes + moved <= limits.cap
+        let all = self.complete + self.unsealed.1 + self.obsolete + file_bytes + moved;
+        all <= limits.cap || mutant("blob_files_have_no_cap")
     }
 }
 
@@ -193,7 +209,7 @@ impl WriteState {
     /// Computes the space again, after a change of the files.
     pub(super) fn note_blob_space(&self, all: &BTreeMap<CfId, Vec<BlobSize>>) {
         let version = self.db.version();
-        let (mut total, mut live, mut most) = (0, 0, 0.0_f64);
+        let (mut total, mut live, mut pressed) = (0, 0, Pressed::default());
         let with_values = version.families.iter();
         let with_values = with_values.filter(|family| {
             self.blobs.value_min(family.id).is_some() || all.contains_key(&family.id)
@@ -204,11 +220,25 @@ impl WriteState {
             live += files.iter().map(BlobSize::live_bytes).sum::<u64>();
             let Ok(family) = version.family(family) else { continue };
             if let Some(rules) = self.blob_gc_rules(&version, family, files) {
-                most = most.max(pressure(files, &rules));
+                let unsealed = self.blobs.unsealed_bytes(family.id).0;
+                let next = Pressed::new(family.id, files, unsealed, &rules);
+                let of = |pressed: &Pressed| pressed.pressure(pressed.unsealed);
+                pressed = next.filter(|next| of(next) >= of(&pressed)).unwrap_or(pressed);
             }
         }
         self.blob_gc.space.bytes.set((total, live));
-        self.blob_gc.space.pressure.set(most);
+        self.blob_gc.space.pressed.set(pressed);
+    }
+
+    /// How far blob files are on their way to the limit of their space, from 0 to 1; 0 unless
+    /// garbage is being collected.
+    pub fn blob_pressure(&self) -> f64 {
+        let space = &self.blob_gc.space;
+        let pressed = space.pressed.get();
+        match space.is_running() {
+            true => pressed.pressure(self.blobs.unsealed_bytes(pressed.family).0),
+            false => 0.0,
+        }
     }
 
     /// Waits until a family may have one more blob file, of `file_bytes`, while space is being
@@ -332,12 +362,18 @@ mod tests {
     #[test]
     fn a_collection_frees_space_as_it_goes_on() {
         let space = Space::default();
-        space.pressure.set(0.7);
-        assert_eq!((space.pressure(), space.freed_so_far(50)), (0.0, 0));
+        assert_eq!(space.freed_so_far(50), 0);
         space.begin(50, 200, 1000);
-        assert_eq!((space.pressure(), space.freed_so_far(50)), (0.7, 0));
+        assert_eq!(space.freed_so_far(50), 0);
         assert_eq!((space.freed_so_far(100), space.freed_so_far(900)), (250, 1000));
         space.end(900);
-        assert_eq!((space.pressure(), space.freed_so_far(5000)), (0.0, 1000));
+        assert_eq!(space.freed_so_far(5000), 1000);
+    }
+
+    #[test]
+    fn pressure_grows_with_what_is_written() {
+        let pressed = Pressed { family: 0, total: 1000, unsealed: 50, start: 1000, most: 1100 };
+        assert_eq!([0, 50, 100, 200].map(|now| pressed.pressure(now)), [0.0, 0.0, 0.5, 1.0]);
+        assert_eq!(Pressed::default().pressure(10), 0.0);
     }
 }
