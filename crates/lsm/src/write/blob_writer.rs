@@ -107,8 +107,6 @@ struct Store {
     value_min: usize,
     /// Most bytes of a file.
     file_bytes: u64,
-    /// A value that does not fit into a usual file gets a longer one.
-    adapts: bool,
 }
 
 impl Store {
@@ -117,18 +115,14 @@ impl Store {
         let said = db.0.stored_options.blobs(name);
         let value_min = options.blob_min.or(said.value_min)?.max(2);
         let file_bytes = file_bytes(&said, options).next_multiple_of(UNIT) + UNIT;
-        let adapts = said.file_bytes.is_none();
-        said.are_supported.then_some(Store { value_min, file_bytes, adapts })
+        said.are_supported.then_some(Store { value_min, file_bytes })
     }
 
     /// The length of the next file, which gets at least `bytes` of values and usually has `usual`.
     fn next_file_bytes(&self, bytes: u64, usual: u64) -> u64 {
         let unit = |bytes: u64| bytes.next_multiple_of(UNIT) + UNIT;
         let least = unit(bytes.saturating_add(BLOB_HEADER_BYTES as u64));
-        match self.adapts {
-            true => self.file_bytes.min(unit(usual).max(least)),
-            false => self.file_bytes.min(unit(usual)),
-        }
+        self.file_bytes.min(unit(usual).max(least))
     }
 }
 

@@ -194,8 +194,7 @@ pub(crate) async fn run(state: &WriteState) {
         let (work, gain) = state.blob_gc.work(&victims);
         state.begin_blob_gc(work, gain);
         let collected = collect(state, family, victims).await;
-        state.blob_gc.space.fails.set(collected.is_err());
-        state.end_blob_gc();
+        state.end_blob_gc(collected.is_err());
         match collected {
             Ok(()) => pause_ns = PAUSE_NS,
             Err(error) if error.is_transient() => {

@@ -42,8 +42,8 @@ pub(crate) struct Space {
     /// A collection is under way.
     is_running: Cell<bool>,
     /// The last one has failed.
-    pub fails: Cell<bool>,
-    /// Writes have waited in vain for the one under way.
+    fails: Cell<bool>,
+    /// Writes have waited in vain for space since the last one.
     is_slow: Cell<bool>,
     /// Bytes that collections have freed.
     freed: Cell<u64>,
@@ -67,6 +67,11 @@ impl Space {
         self.bytes.get()
     }
 
+    /// Bytes of all live values, in blob files and tables, about.
+    fn live_bytes(&self) -> u64 {
+        self.bytes.get().1 + self.in_tables.get()
+    }
+
     pub fn is_running(&self) -> bool {
         self.is_running.get()
     }
@@ -83,7 +88,8 @@ impl Space {
         self.moved.set(Some((family, bytes)));
     }
 
-    fn end(&self, done: u64) {
+    fn end(&self, done: u64, has_failed: bool) {
+        self.fails.set(has_failed);
         self.freed.set(self.freed_so_far(done));
         self.under_way.set(UnderWay::default());
         self.moved.set(None);
@@ -252,14 +258,16 @@ impl WriteState {
         let ends = || self.is_closing() || self.has_failed() || self.blobs.wants_flush.get();
         let is_freed = || {
             let is_collected = space.is_running() || (due(self).is_some() && !space.fails.get());
-            let is_collected = is_collected && !self.merges.paused.get() && !space.is_slow.get();
-            is_collected || self.obsolete.blob_bytes() > 0
+            let is_collected = is_collected && !self.merges.paused.get();
+            !space.is_slow.get() && (is_collected || self.obsolete.blob_bytes() > 0)
         };
         let since_ns = self.core.now_ns();
         let done = || self.may_create_blob_file(id, file_bytes) || !is_freed() || ends();
         let waited = timeout(&self.core, WAIT_NS, self.changed.wait_until(done)).await;
-        // Then no group waits before the collection has ended.
-        space.is_slow.set(waited.is_err());
+        if waited.is_err() {
+            // No other group waits in vain before a collection has ended.
+            space.is_slow.set(true);
+        }
         self.count(|stats| stats.stopped_ns += self.core.now_ns() - since_ns);
         self.may_create_blob_file(id, file_bytes)
     }
@@ -280,8 +288,7 @@ impl WriteState {
 
     /// Most bytes of garbage in all blob files.
     pub fn blob_garbage_max(&self) -> u64 {
-        let space = &self.blob_gc.space;
-        limits::garbage_max(self.blob_space_ratio(), space.bytes().1 + space.in_tables.get())
+        limits::garbage_max(self.blob_space_ratio(), self.blob_gc.space.live_bytes())
     }
 
     /// Most bytes of blob files that may wait to be removed with pauses in between.
@@ -298,7 +305,7 @@ impl WriteState {
     /// Most bytes of values that one generation of memtables refers to. `memtable_bytes` is the
     /// memory of memtables.
     pub fn blob_generation_bytes(&self, memtable_bytes: u64) -> u64 {
-        let live = self.blob_gc.space.bytes().1 + self.blob_gc.space.in_tables.get();
+        let live = self.blob_gc.space.live_bytes();
         let most = self.blob_garbage_max() / GENERATION_PART;
         most.min(memtable_bytes.max(live / GENERATION_PART)).max(memtable_bytes.min(GENERATION_MIN))
     }
@@ -321,8 +328,8 @@ impl WriteState {
     }
 
     /// Notes that it has ended.
-    pub(super) fn end_blob_gc(&self) {
-        self.blob_gc.space.end(self.paces.blob_gc.done());
+    pub(super) fn end_blob_gc(&self, has_failed: bool) {
+        self.blob_gc.space.end(self.paces.blob_gc.done(), has_failed);
         self.set_paces();
         self.changed.notify_all();
     }
@@ -366,7 +373,7 @@ mod tests {
         space.begin(50, 200, 1000);
         assert_eq!(space.freed_so_far(50), 0);
         assert_eq!((space.freed_so_far(100), space.freed_so_far(900)), (250, 1000));
-        space.end(900);
+        space.end(900, false);
         assert_eq!(space.freed_so_far(5000), 1000);
     }
 
