@@ -33,7 +33,7 @@ use crate::version::Version;
 use crate::write::commit::GROUP_BYTES;
 use crate::write::controller::{self, Admission, Drain, Level0};
 use crate::write::pace::Pace;
-use crate::write::picker::{Memory, Picker, Plan};
+use crate::write::picker::Picker;
 use crate::write::retry::Task;
 use crate::write::state::{Pending, Request, WriteState};
 
@@ -197,7 +197,6 @@ impl WriteState {
 
     fn debt_of(&self, version: &Version) -> Debt {
         let left_alone = |slot| self.merges.quarantine.holds(version, slot);
-        let memory = Memory { files: usize::MAX, bytes: u64::MAX };
         let mut all = Debt { files_stop: usize::MAX, room: f64::MAX, ..Debt::default() };
         let hidden_max = self.blob_hidden_max();
         let mut level0s = self.paces.level0s.borrow_mut();
@@ -207,19 +206,7 @@ impl WriteState {
             if options.manual_only {
                 continue;
             }
-            let (running, left_alone): (&[&Plan], _) = (&[], &left_alone);
-            let compression = self.options.compression;
-            let picker = Picker {
-                version,
-                family,
-                left_alone,
-                running,
-                memory,
-                hidden_max,
-                compression,
-                turn: 0,
-                aged: &[],
-            };
+            let picker = Picker { hidden_max, ..Picker::new(version, family, &left_alone, &[]) };
             let (shape, sizes) = picker.shape();
             let debt = shape.debt(&sizes);
             let bytes = sizes.bytes.iter().sum();

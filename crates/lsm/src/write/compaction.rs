@@ -313,15 +313,12 @@ fn picked(state: &WriteState, version: &Version, memory: Memory) -> Option<(u32,
         let left_alone = &left_alone;
         merges.aged.with(family.id, |aged| {
             let picker = Picker {
-                version,
-                family,
-                left_alone,
-                running,
                 memory,
                 hidden_max,
                 compression,
                 turn,
                 aged,
+                ..Picker::new(version, family, left_alone, running)
             };
             let due = picker.due();
             let urgency = due.urgency();

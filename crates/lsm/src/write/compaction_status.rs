@@ -5,7 +5,7 @@ use crate::version::{Family, Slot, Version, user_key};
 use crate::write::compaction::Running;
 use crate::write::controller::{self, Level0};
 use crate::write::manual::CompactionLimits;
-use crate::write::picker::{LevelSizes, Memory, Picker, Plan, Shape};
+use crate::write::picker::{LevelSizes, Picker, Shape};
 use crate::write::state::WriteState;
 use crate::write::writer::Writer;
 
@@ -246,21 +246,7 @@ pub(crate) fn shape_of(
     family: &Family,
     left_alone: &dyn Fn(u32) -> bool,
 ) -> FamilyCompaction {
-    let running: &[&Plan] = &[];
-    let memory = Memory { files: usize::MAX, bytes: u64::MAX };
-    let compression = rocksfmt::Compression::None;
-    let picker = Picker {
-        version,
-        family,
-        left_alone,
-        running,
-        memory,
-        hidden_max: u64::MAX,
-        compression,
-        turn: 0,
-        aged: &[],
-    };
-    let (shape, sizes) = picker.shape();
+    let (shape, sizes) = Picker::new(version, family, left_alone, &[]).shape();
     let options = &family.options;
     let scores = shape.fill(options, &sizes);
     let files = |at: usize| family.levels.get(at).map_or(0, |level| level.slots.len());

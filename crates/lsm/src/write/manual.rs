@@ -315,15 +315,9 @@ impl Sweep {
             let plans: Vec<&Plan> = of_family.map(|job| &*job.plan).collect();
             let bytes = state.core.pool().limit() as u64 / MEMORY_SHARE;
             let picker = Picker {
-                version: &version,
-                family,
-                left_alone: &left_alone,
-                running: &plans,
                 memory: Memory { files: state.merges.files_max.get(), bytes },
-                hidden_max: u64::MAX,
                 compression: state.options.compression,
-                turn: 0,
-                aged: &[],
+                ..Picker::new(&version, family, &left_alone, &plans)
             };
             let deepest = picker.deepest_in(&self.range);
             if deepest.is_none_or(|deepest| self.level >= deepest && self.level > 0) {

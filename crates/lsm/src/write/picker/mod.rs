@@ -128,6 +128,28 @@ pub(crate) struct Picker<'a> {
     pub aged: &'a [Aged],
 }
 
+impl<'a> Picker<'a> {
+    /// Knows no limits of memory, and no files that are due for their age.
+    pub fn new(
+        version: &'a Version,
+        family: &'a Family,
+        left_alone: &'a dyn Fn(u32) -> bool,
+        running: &'a [&'a Plan],
+    ) -> Picker<'a> {
+        Picker {
+            version,
+            family,
+            left_alone,
+            running,
+            memory: Memory { files: usize::MAX, bytes: u64::MAX },
+            hidden_max: u64::MAX,
+            compression: Compression::None,
+            turn: 0,
+            aged: &[],
+        }
+    }
+}
+
 /// The levels of a family that are due.
 pub(crate) struct Due {
     shape: Shape,

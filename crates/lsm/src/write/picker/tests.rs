@@ -249,18 +249,12 @@ impl Levels {
         let memory = Memory { files: if rng.coin() { usize::MAX } else { few }, bytes: u64::MAX };
         let turn = rng.below(100) as usize;
         let (left_alone, running) = (&left_alone, &plans[..]);
-        let compression = Compression::None;
         let aged = self.aged(&files, family);
         let picker = Picker {
-            version: &version,
-            family,
-            left_alone,
-            running,
             memory,
-            hidden_max: u64::MAX,
-            compression,
             turn,
             aged: &aged,
+            ..Picker::new(&version, family, left_alone, running)
         };
         let due = picker.due();
         let plan = picker.pick(&due)?;
@@ -492,17 +486,7 @@ fn file(keys: &[usize], sequence: u64) -> Arc<File> {
 impl Levels {
     fn with_picker<R>(&self, running: &[&Plan], f: impl FnOnce(&Picker<'_>) -> R) -> R {
         let version = self.version();
-        f(&Picker {
-            version: &version,
-            family: &version.families[0],
-            left_alone: &|_| false,
-            running,
-            memory: Memory { files: usize::MAX, bytes: u64::MAX },
-            hidden_max: u64::MAX,
-            compression: Compression::None,
-            turn: 0,
-            aged: &[],
-        })
+        f(&Picker::new(&version, &version.families[0], &|_| false, running))
     }
 }
 
