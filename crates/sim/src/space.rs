@@ -1,9 +1,9 @@
 //! The space of blob files while values are written over and over: it stays below the limit of
 //! `blob_space_max_ratio`, however little is alive and however large memtables are.
 //!
-//! All keys are written once, then again and again, in the order of the keys or at random. After
-//! every few writes the lengths of all blob files on the disk are compared with the bytes of the
-//! values that are really alive.
+//! All keys are written once, then again and again, in the order of the keys or at random, in some
+//! worlds while compaction is paused for a time. After every few writes the lengths of all blob
+//! files on the disk are compared with the bytes of the values that are really alive.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -72,6 +72,8 @@ pub fn space(seed: u64, flaw: Flaw) -> Report {
     };
     let (keys, rounds) = (live / value, 5);
     let in_order = rng.coin();
+    // An operator pauses compaction, and with it collection, but not until level 0 is full.
+    let paused = if rng.below(4) == 0 { (30 << 20) / value } else { 0 };
     let alive: Rc<RefCell<Live>> = Rc::default();
     alive.borrow_mut().report.ratio = ratio;
     let (shared, disk) = (alive.clone(), world.clone());
@@ -90,6 +92,11 @@ pub fn space(seed: u64, flaw: Flaw) -> Report {
                     true => at % keys,
                     false => rng.below(keys),
                 };
+                if paused > 0 && at == 2 * keys {
+                    writer.pause_compaction();
+                } else if paused > 0 && at == 2 * keys + paused {
+                    writer.resume_compaction();
+                }
                 let len = value / 2 + rng.below(value);
                 alive.borrow_mut().bytes.insert(key, len);
                 let (own, mut noise) = (writer.clone(), rng.fork());

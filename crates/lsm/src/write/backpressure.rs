@@ -239,15 +239,19 @@ impl WriteState {
         }
         let cores = limits.cores_percent.map(|percent| f64::from(percent) / 100.0);
         self.paces.merge.set_share(cores.map(|cores| cores / parts as f64));
+        self.set_blob_gc_pace();
+        self.paces.blob_gc.set_share(cores);
+    }
+
+    fn set_blob_gc_pace(&self) {
         let blob_gc = &self.paces.blob_gc;
-        match self.blob_pressure() < controller::LIMITED && !self.is_closing() {
+        match self.blob_pressure() < controller::BLOB_LIMITED && !self.is_closing() {
             true => blob_gc.set(BLOB_GC_RATE, 1_000_000_000),
             false => blob_gc.hurry(),
         }
-        if let Some(limit) = limits.bytes_per_second {
+        if let Some(limit) = self.merges.limits.get().bytes_per_second {
             blob_gc.cap(limit);
         }
-        blob_gc.set_share(cores);
     }
 
     fn follow_debt(&self) {
@@ -314,9 +318,13 @@ impl WriteState {
         }
         self.paces.flushed.set(flushed);
         let mut blobs = self.paces.blobs.get();
-        match self.blob_pressure() < controller::LIMITED / 2.0 {
+        match self.blob_pressure() < controller::BLOB_LIMITED {
             true => blobs.pause(),
-            false => blobs.sample(now_ns, self.blob_bytes_freed()),
+            false => {
+                // The pace was set when a file changed.
+                self.set_blob_gc_pace();
+                blobs.sample(now_ns, self.blob_bytes_freed());
+            }
         }
         self.paces.blobs.set(blobs);
         self.admitted()
@@ -336,8 +344,10 @@ impl WriteState {
         let log_ns = self.next_log_takes_ns().filter(|_| room < LOG_IS_LATE);
         let by_logs = log_ns
             .map(|ns| controller::rate_into_last_memtable(room, bytes * 1e9 / ns.max(1) as f64));
-        let by_blobs =
-            controller::rate_by_space(self.blob_pressure(), self.paces.blobs.get().rate());
+        let (blob_room, blobs_left) = self.blob_room();
+        let by_blobs = (self.blob_pressure() >= controller::BLOB_LIMITED).then(|| {
+            controller::rate_by_space(blob_room, blobs_left, self.paces.blobs.get().rate())
+        });
         let share = self.paces.table_share.get();
         let by_tables =
             [by_merges, by_flushes, by_logs].into_iter().flatten().map(|rate| rate / share);

@@ -18,19 +18,20 @@
 //! and run as fast as they can. A merge of level 0 that waits for one of the base is a part of
 //! that: both together are one sample.
 //!
-//! Blob files have a pressure of their own, while their garbage is collected: 0 where collection
-//! begins, 1 at the limit of their space, linear in between. Its drain is the rate at which
-//! collection frees space. The lower rate of the two applies.
-//!
 //! The rate is unlimited below pressure ¼; twice the drain at ¼; and the drain at ½, linear in
-//! between. Above, it falls with the square of what is left to 1; for blob files linearly, to a
-//! quarter of the drain at 1. So a load above what the database can take settles at pressure ½,
-//! with a short level 0, and no write ever waits for a whole merge: each group is delayed by as
-//! much as its bytes take at the rate, at most [`DELAY_MAX_NS`].
+//! between. Above, it falls with the square of what is left to 1. So a load above what the database
+//! can take settles at pressure ½, with a short level 0, and no write ever waits for a whole merge:
+//! each group is delayed by as much as its bytes take at the rate, at most [`DELAY_MAX_NS`].
 //!
 //! The square is for a drain that falls faster than its measure follows, because the disk or
 //! another program holds a merge up: the last files of level 0 are left to few, late groups
 //! instead of being filled at once, after which all writes would wait.
+//!
+//! Blob files are removed when their collection ends, all at once. So their space is a matter of
+//! time: the room that is left is to last until the collection ends. That takes what it has yet to
+//! free over the rate at which it frees. Their pressure, 0 where collection begins and 1 at the
+//! limit of their space, decides from when on collection hurries and writes are slowed
+//! ([`BLOB_LIMITED`]).
 //!
 //! The same for memtables: when all of them but the one that is written to wait to be flushed, the
 //! rate is that of flushes while half of the room in it is left, and falls with the square of what
@@ -54,11 +55,15 @@ const DRAIN_FIRST: f64 = 200e6;
 const DRAIN_FIRST_NS: f64 = 2e8;
 /// The least drain that is assumed, in bytes per second.
 const DRAIN_MIN: f64 = 1e6;
+/// Time that the end of a collection of garbage takes: a change of the MANIFEST. In nanoseconds.
+const COLLECTION_ENDS_NS: u64 = 50_000_000;
 /// Debt in bytes that is never too much.
 const DEBT_MIN: u64 = 1 << 30;
 
 /// Pressure from which on writes are limited.
 pub(crate) const LIMITED: f64 = 0.25;
+/// Pressure of blob files from which on their collection runs at full speed and writes are limited.
+pub(crate) const BLOB_LIMITED: f64 = 0.125;
 /// Pressure at which as much is admitted as leaves level 0.
 pub(crate) const SETTLED: f64 = 0.5;
 /// The least part of a drain that is admitted.
@@ -216,27 +221,23 @@ impl Drain {
 
 /// The rate of writes in bytes per second at a pressure of merges; `None` for no limit.
 pub(crate) fn rate(pressure: f64, drain: f64) -> Option<f64> {
-    limited(pressure, drain, |left| left.powi(2).max(PART_MIN))
-}
-
-/// The same at a pressure of the space of blob files. Space is freed by whole files, so pressure is
-/// high for much of the time while garbage is collected: a square would stop what can go on.
-pub(crate) fn rate_by_space(pressure: f64, drain: f64) -> Option<f64> {
-    limited(pressure, drain, |left| 0.25 + 0.75 * left)
-}
-
-/// The rate at a pressure. Above [`SETTLED`] `part` of the drain is admitted, by what is left to
-/// pressure 1, from 1 to 0.
-fn limited(pressure: f64, drain: f64, part: impl Fn(f64) -> f64) -> Option<f64> {
     if pressure < LIMITED {
         return None;
     }
     let part = if pressure <= SETTLED {
         2.0 - (pressure - LIMITED) / (SETTLED - LIMITED)
     } else {
-        part((1.0 - pressure.min(1.0)) / (1.0 - SETTLED))
+        ((1.0 - pressure.min(1.0)) / (1.0 - SETTLED)).powi(2).max(PART_MIN)
     };
     Some(drain * part)
+}
+
+/// The rate of writes to blob files, in bytes per second, at which `room` bytes last until a
+/// collection ends that has yet to free `left` bytes at the rate `drain`.
+pub(crate) fn rate_by_space(room: u64, left: u64, drain: f64) -> f64 {
+    // The end takes some time, too.
+    let left = (left as f64).max(drain * COLLECTION_ENDS_NS as f64 / 1e9).max(1.0);
+    drain * room as f64 / left
 }
 
 /// The part of background work's share of the disk that merges have in any case. An overload
@@ -320,6 +321,21 @@ mod tests {
     }
 
     #[test]
+    fn room_for_values_lasts_until_space_is_freed() {
+        // A collection frees 400 MB per second, and writes offer 300.
+        let (mut room, mut left, mut lowest) = (100e6, 400e6, f64::MAX);
+        while left > 0.0 {
+            let rate = rate_by_space(room as u64, left as u64, 400e6);
+            lowest = lowest.min(rate);
+            room -= rate.min(300e6) / 100.0;
+            left -= 4e6;
+        }
+        assert!(room > 0.0 && lowest > 25e6, "{room} {lowest}");
+        assert_eq!(rate_by_space(0, 400, 400.0), 0.0);
+        assert!(rate_by_space(100, 0, 400.0) < 1e9);
+    }
+
+    #[test]
     fn a_merge_that_waits_to_begin_does_not_end_the_drain() {
         let mut drain = Drain::default();
         (0..10).for_each(|tenth| drain.sample(tenth * 100_000_000, 0));
@@ -351,8 +367,6 @@ mod tests {
         assert_eq!(rate(0.5, 100.0), Some(100.0));
         assert_eq!(rate(0.75, 100.0), Some(25.0));
         assert_eq!(rate(1.0, 100.0), Some(1.0));
-        let by_space = [0.2, 0.5, 0.75, 1.0].map(|pressure| rate_by_space(pressure, 100.0));
-        assert_eq!(by_space, [None, Some(100.0), Some(62.5), Some(25.0)]);
         assert!(rate_into_last_memtable(0.5, 100.0) > rate_into_last_memtable(0.2, 100.0));
     }
 

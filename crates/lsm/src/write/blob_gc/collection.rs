@@ -159,6 +159,12 @@ fn suspects(
         .filter(move |&(_, slot)| (1..=newest).contains(&version.meta(slot).oldest_blob_file))
 }
 
+/// Bytes of the keys and values of the tables that may refer to these blob files.
+pub(super) fn entry_bytes(version: &Version, family: CfId, victims: &BTreeSet<u64>) -> u64 {
+    let newest = victims.last().copied().unwrap_or_default();
+    suspects(version, family, newest).map(|(_, slot)| version.entry_bytes(slot)).sum()
+}
+
 /// The tables of a family, with their levels, those of the last level first.
 fn tables(version: &Version, family: CfId) -> impl Iterator<Item = (usize, u32)> + '_ {
     let family = version.families.find(family);

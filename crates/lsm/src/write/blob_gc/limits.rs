@@ -14,8 +14,10 @@ const MOVED_PART: u64 = 20;
 /// part.
 const MOVED_FOR_TABLES: u64 = 5;
 const MOVED_PART_MAX: u64 = 5;
-/// A blob file has at most this part of what garbage may have, but at least so many bytes.
+/// A blob file has at most this part of what garbage may have; or twice as much, up to so many
+/// bytes, because a stretch of values in write order ends with its file; but at least so many.
 const FILE_PART: u64 = 64;
+const FILE_BYTES_GOOD: u64 = 16 << 20;
 const FILE_BYTES_MIN: u64 = 4 << 20;
 
 /// The limits of the space of a family's blob files, in bytes.
@@ -40,7 +42,8 @@ pub(crate) fn garbage_max(ratio: f64, live: u64) -> u64 {
 /// Bytes of a new blob file: a few files that become full of garbage together are not to be a large
 /// part of all.
 pub(crate) fn file_bytes(garbage_max: u64) -> u64 {
-    (garbage_max / FILE_PART).max(FILE_BYTES_MIN)
+    let good = FILE_BYTES_GOOD.min(2 * garbage_max / FILE_PART);
+    (garbage_max / FILE_PART).max(good).max(FILE_BYTES_MIN)
 }
 
 impl Limits {
@@ -71,7 +74,8 @@ mod tests {
         assert_eq!(garbage_max(2.0, 1000 * MIB), 1000 * MIB);
         assert_eq!(garbage_max(1.5, 1000 * MIB), 500 * MIB);
         assert_eq!([garbage_max(1.5, 10), garbage_max(0.5, 10)], [32 * MIB; 2]);
-        assert_eq!([file_bytes(32 * MIB), file_bytes(6400 * MIB)], [4 * MIB, 100 * MIB]);
+        let files = [32, 256, 512, 1024, 6400].map(|garbage| file_bytes(garbage * MIB) / MIB);
+        assert_eq!(files, [4, 8, 16, 16, 100]);
     }
 
     #[test]

@@ -73,11 +73,11 @@ pub(crate) struct BlobGc {
 
 impl BlobGc {
     /// The live bytes of these files, and the other ones.
-    fn work(&self, numbers: &BTreeSet<u64>) -> (u64, u64) {
+    fn bytes_of(&self, numbers: &BTreeSet<u64>) -> (u64, u64) {
         let sizes = self.sizes.borrow();
         let some = sizes.values().flatten().filter(|size| numbers.contains(&size.number));
-        some.fold((0, 0), |(work, gain), size| {
-            (work + size.live_bytes(), gain + size.garbage_bytes)
+        some.fold((0, 0), |(live, garbage), size| {
+            (live + size.live_bytes(), garbage + size.garbage_bytes)
         })
     }
 
@@ -191,8 +191,10 @@ pub(crate) async fn run(state: &WriteState) {
             return;
         }
         let Some((family, victims)) = due(state) else { continue };
-        let (work, gain) = state.blob_gc.work(&victims);
-        state.begin_blob_gc(work, gain);
+        let (live, gain) = state.blob_gc.bytes_of(&victims);
+        let in_tables = collection::entry_bytes(&state.db.version(), family, &victims);
+        // Tables are read twice, about: for what they refer to, and to be written again.
+        state.begin_blob_gc(live + 2 * in_tables, gain);
         let collected = collect(state, family, victims).await;
         state.end_blob_gc(collected.is_err());
         match collected {

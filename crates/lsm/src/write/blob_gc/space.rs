@@ -88,6 +88,12 @@ impl Space {
         self.moved.set(Some((family, bytes)));
     }
 
+    /// Bytes that the collection under way has moved to files that count as complete, if it is one
+    /// of this family.
+    fn moved_in(&self, family: CfId) -> Option<u64> {
+        self.moved.get().filter(|(id, _)| *id == family).map(|(_, bytes)| bytes)
+    }
+
     fn end(&self, done: u64, has_failed: bool) {
         self.fails.set(has_failed);
         self.freed.set(self.freed_so_far(done));
@@ -102,6 +108,11 @@ impl Space {
         let UnderWay { from, work, gain } = self.under_way.get();
         let part = done.saturating_sub(from) as f64 / work.max(1) as f64;
         self.freed.get() + (gain as f64 * part.min(1.0)) as u64
+    }
+
+    /// Bytes that the collection under way has yet to free.
+    fn left(&self, done: u64) -> u64 {
+        self.under_way.get().gain - (self.freed_so_far(done) - self.freed.get())
     }
 }
 
@@ -135,7 +146,8 @@ pub(super) struct Allowed {
 #[derive(Clone, Copy, Default)]
 struct Pressed {
     family: CfId,
-    /// All values in complete files.
+    /// All values in complete files; without those that the collection under way has moved, for
+    /// which there is room.
     total: u64,
     /// Values in the other files.
     unsealed: u64,
@@ -143,22 +155,41 @@ struct Pressed {
     most: u64,
 }
 
+/// Bytes in files that change between two changes of the MANIFEST.
+#[derive(Clone, Copy, Debug, Default)]
+struct Changing {
+    /// Values in files of a family that are not complete.
+    unsealed: u64,
+    /// Files that are to be removed.
+    obsolete: u64,
+}
+
 impl Pressed {
     /// `None` if there is little garbage, which is left alone.
-    fn new(family: CfId, files: &[BlobSize], unsealed: u64, rules: &Rules) -> Option<Pressed> {
-        let total = files.iter().map(|file| file.bytes).sum();
+    fn new(
+        family: CfId,
+        files: &[BlobSize],
+        moved: u64,
+        unsealed: u64,
+        rules: &Rules,
+    ) -> Option<Pressed> {
+        let total: u64 = files.iter().map(|file| file.bytes).sum();
+        let total = total.saturating_sub(moved);
         let garbage: u64 = files.iter().map(|file| file.garbage_bytes).sum();
         let pressed = Pressed { family, total, unsealed, start: rules.start, most: rules.most };
         (garbage >= rules.garbage_min).then_some(pressed)
     }
 
-    /// The pressure, with so many bytes in files that are not complete.
-    fn pressure(&self, unsealed: u64) -> f64 {
-        if self.total == 0 {
-            return 0.0;
+    /// All bytes at this moment, of which `most` may be.
+    fn now(&self, changing: Changing) -> u64 {
+        self.total + changing.unsealed.saturating_sub(self.unsealed) + changing.obsolete
+    }
+
+    fn pressure(&self, changing: Changing) -> f64 {
+        match self.total {
+            0 => 0.0,
+            _ => controller::blob_pressure(self.now(changing), self.start, self.most),
         }
-        let total = self.total + unsealed.saturating_sub(self.unsealed);
-        controller::blob_pressure(total, self.start, self.most)
     }
 }
 
@@ -175,8 +206,7 @@ impl FamilySpace {
         let limits = Limits::new(ratio, self.live, self.in_tables, file_bytes, is_hard);
         // Only complete files are collected.
         let complete = |bytes: u64| bytes.saturating_sub(self.unsealed.0);
-        let most = complete(limits.most).saturating_sub(self.obsolete);
-        Limits { start: complete(limits.start), most, ..limits }
+        Limits { start: complete(limits.start), most: complete(limits.most), ..limits }
     }
 
     /// Whether there may be one more file.
@@ -198,8 +228,8 @@ impl WriteState {
         let unsealed = self.blobs.unsealed_bytes(family.id);
         let complete = files.iter().map(|file| file.bytes).sum();
         let live: u64 = files.iter().map(BlobSize::live_bytes).sum();
-        let moved = self.blob_gc.space.moved.get().filter(|(id, _)| *id == family.id);
-        let live = (live + unsealed.0).saturating_sub(moved.map_or(0, |(_, bytes)| bytes));
+        let moved = self.blob_gc.space.moved_in(family.id);
+        let live = (live + unsealed.0).saturating_sub(moved.unwrap_or(0));
         // Garbage that no merge has found yet; but not more than half: it may be new values.
         let hidden = self.hidden_blob_bytes(version, family).min(live / 2);
         FamilySpace {
@@ -227,8 +257,9 @@ impl WriteState {
             let Ok(family) = version.family(family) else { continue };
             if let Some(rules) = self.blob_gc_rules(&version, family, files) {
                 let unsealed = self.blobs.unsealed_bytes(family.id).0;
-                let next = Pressed::new(family.id, files, unsealed, &rules);
-                let of = |pressed: &Pressed| pressed.pressure(pressed.unsealed);
+                let moved = self.blob_gc.space.moved_in(family.id).unwrap_or(0);
+                let next = Pressed::new(family.id, files, moved, unsealed, &rules);
+                let of = |pressed: &Pressed| pressed.pressure(self.changing(pressed));
                 pressed = next.filter(|next| of(next) >= of(&pressed)).unwrap_or(pressed);
             }
         }
@@ -242,9 +273,23 @@ impl WriteState {
         let space = &self.blob_gc.space;
         let pressed = space.pressed.get();
         match space.is_running() {
-            true => pressed.pressure(self.blobs.unsealed_bytes(pressed.family).0),
+            true => pressed.pressure(self.changing(&pressed)),
             false => 0.0,
         }
+    }
+
+    /// The room that blob files have left, and what the collection under way has yet to free, in
+    /// bytes.
+    pub fn blob_room(&self) -> (u64, u64) {
+        let space = &self.blob_gc.space;
+        let pressed = space.pressed.get();
+        let room = pressed.most.saturating_sub(pressed.now(self.changing(&pressed)));
+        (room, space.left(self.paces.blob_gc.done()))
+    }
+
+    fn changing(&self, pressed: &Pressed) -> Changing {
+        let (unsealed, _) = self.blobs.unsealed_bytes(pressed.family);
+        Changing { unsealed, obsolete: self.obsolete.blob_bytes() }
     }
 
     /// Waits until a family may have one more blob file, of `file_bytes`, while space is being
@@ -373,6 +418,7 @@ mod tests {
         space.begin(50, 200, 1000);
         assert_eq!(space.freed_so_far(50), 0);
         assert_eq!((space.freed_so_far(100), space.freed_so_far(900)), (250, 1000));
+        assert_eq!([50, 100, 900].map(|done| space.left(done)), [1000, 750, 0]);
         space.end(900, false);
         assert_eq!(space.freed_so_far(5000), 1000);
     }
@@ -380,7 +426,9 @@ mod tests {
     #[test]
     fn pressure_grows_with_what_is_written() {
         let pressed = Pressed { family: 0, total: 1000, unsealed: 50, start: 1000, most: 1100 };
-        assert_eq!([0, 50, 100, 200].map(|now| pressed.pressure(now)), [0.0, 0.0, 0.5, 1.0]);
-        assert_eq!(Pressed::default().pressure(10), 0.0);
+        let of = |unsealed, obsolete| pressed.pressure(Changing { unsealed, obsolete });
+        assert_eq!([0, 50, 100, 200].map(|now| of(now, 0)), [0.0, 0.0, 0.5, 1.0]);
+        assert_eq!((of(50, 25), of(75, 25)), (0.25, 0.5));
+        assert_eq!(Pressed::default().pressure(Changing { unsealed: 10, obsolete: 0 }), 0.0);
     }
 }
