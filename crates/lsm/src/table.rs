@@ -105,8 +105,6 @@ pub(crate) struct Table {
     pub range_tombstones: Option<RangeTombstones>,
     /// The sequence number of all entries of an ingested file.
     pub global_sequence: Option<u64>,
-    /// Bytes of the values in blob files that it refers to; 0 if this process has not written it.
-    pub blob_bytes: u64,
     /// The memory that it holds.
     _charge: Charge,
 }
@@ -296,7 +294,6 @@ impl Table {
             dictionary,
             range_tombstones,
             global_sequence,
-            blob_bytes: 0,
             _charge: charge,
         })
     }

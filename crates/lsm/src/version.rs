@@ -26,6 +26,9 @@ pub(crate) struct Level {
     largest: LevelKeys,
     bytes: u64,
     compensated_bytes: u64,
+    /// See [`Slot::blob_bytes`] and [`Slot::large_bytes`].
+    pub blob_bytes: u64,
+    pub large_bytes: u64,
     /// The largest sequence of its tables, or of tables that it had.
     largest_sequence: u64,
     /// Those of `slots` whose tables have range tombstones.
@@ -54,6 +57,8 @@ impl Level {
         self.largest.push(&slot.meta().largest);
         self.bytes += slot.meta().size_bytes;
         self.compensated_bytes += slot.compensated_bytes();
+        self.blob_bytes += slot.blob_bytes();
+        self.large_bytes += slot.large_bytes();
         self.largest_sequence = self.largest_sequence.max(slot.meta().largest_sequence);
     }
 
@@ -89,11 +94,11 @@ impl Level {
         let of = |slots_of: &[u32], bytes: fn(&Slot) -> u64| -> u64 {
             slots_of.iter().map(|&slot| bytes(&slots[slot as usize])).sum()
         };
-        let compensated = Slot::compensated_bytes;
-        let size = |slot: &Slot| slot.meta().size_bytes;
-        level.bytes = self.bytes + of(added, size) - of(removed, size);
-        level.compensated_bytes =
-            self.compensated_bytes + of(added, compensated) - of(removed, compensated);
+        let sum = |before: u64, bytes| before + of(added, bytes) - of(removed, bytes);
+        level.bytes = sum(self.bytes, |slot| slot.meta().size_bytes);
+        level.compensated_bytes = sum(self.compensated_bytes, Slot::compensated_bytes);
+        level.blob_bytes = sum(self.blob_bytes, Slot::blob_bytes);
+        level.large_bytes = sum(self.large_bytes, Slot::large_bytes);
         level.largest_sequence = level.largest_sequence.max(self.largest_sequence);
         let edited = |these: &Arc<Vec<u32>>, belongs: fn(&Slot) -> bool| {
             Level::edited_part(these, belongs, slots, comparator, (removed, added))
@@ -238,6 +243,26 @@ impl Slot {
         }
     }
 
+    /// Bytes of the values in blob files that the table refers to.
+    pub fn blob_bytes(&self) -> u64 {
+        match self {
+            Slot::Open(table) => table.properties.blob_bytes.min(SAID_MAX),
+            Slot::Broken { .. } | Slot::Free => 0,
+        }
+    }
+
+    /// Bytes of the values in the table, if these are so large that newer ones of the same keys may
+    /// be in blob files.
+    fn large_bytes(&self) -> u64 {
+        let Slot::Open(table) = self else { return 0 };
+        let all = &table.properties;
+        let references = all.blob_values.saturating_mul(REFERENCE_BYTES);
+        let bytes = all.raw_value_size.saturating_sub(references);
+        let values = all.num_entries.saturating_sub(all.num_deletions);
+        let values = values.saturating_sub(all.blob_values);
+        if bytes >= values.saturating_mul(LARGE) { bytes.min(SAID_MAX) } else { 0 }
+    }
+
     /// Bytes of the file, more if it is full of tombstones: merging it frees more than itself.
     pub fn compensated_bytes(&self) -> u64 {
         let table = match self {
@@ -355,6 +380,16 @@ impl Version {
 }
 
 impl Family {
+    /// Bytes of values in the tables of the last level that are replaced by values in blob files,
+    /// of which a level with `blob_bytes` knows.
+    pub fn replaced_bytes(&self, blob_bytes: u64) -> u64 {
+        let last = self.levels.iter().skip(1).rev().find(|level| !level.slots.is_empty());
+        let Some(last) = last.filter(|last| last.large_bytes > 0) else { return 0 };
+        let all = last.large_bytes as f64 + last.blob_bytes as f64;
+        let part = last.large_bytes as f64 / all;
+        ((blob_bytes as f64 * part) as u64).min(last.large_bytes)
+    }
+
     /// The index of a slot in a level, if the level has it.
     pub fn place_of(&self, version: &Version, level: usize, slot: u32) -> Option<usize> {
         let files = self.levels.get(level)?;
@@ -406,6 +441,13 @@ impl Family {
     }
 }
 
+/// Bytes of a reference to a value in a blob file, about.
+const REFERENCE_BYTES: u64 = 11;
+/// Values of at least so many bytes may be in blob files.
+const LARGE: u64 = 256;
+/// What a table says of its values counts up to this, so that sums do not overflow.
+const SAID_MAX: u64 = 1 << 44;
+
 /// Bytes of a block, stored and unpacked, of a table that does not state its number of blocks.
 const BLOCK_BYTES_USUAL: u64 = 8 << 10;
 
@@ -453,8 +495,8 @@ mod tests {
             assert_eq!(edited.slots, anew.slots);
             assert!(edited.largest.iter().eq(anew.largest.iter()));
             assert_eq!(
-                (edited.bytes, edited.compensated_bytes),
-                (anew.bytes, anew.compensated_bytes)
+                (edited.bytes, edited.compensated_bytes, edited.blob_bytes, edited.large_bytes),
+                (anew.bytes, anew.compensated_bytes, anew.blob_bytes, anew.large_bytes)
             );
         }
     }

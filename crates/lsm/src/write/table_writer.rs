@@ -55,8 +55,6 @@ pub(crate) struct TableWriter<'a> {
     name: String,
     file: FileWriter,
     builder: SstBuilder,
-    /// Bytes of the values in blob files that its entries refer to.
-    blob_bytes: u64,
 }
 
 impl<'a> TableWriter<'a> {
@@ -95,7 +93,7 @@ impl<'a> TableWriter<'a> {
                 oldest_key: if place.level == 0 { oldest } else { 0 },
             },
         });
-        Ok(TableWriter { job, family, name, file, builder, blob_bytes: 0 })
+        Ok(TableWriter { job, family, name, file, builder })
     }
 
     /// Bytes of the table so far, about.
@@ -110,8 +108,7 @@ impl<'a> TableWriter<'a> {
         let packed = key.last_chunk::<8>().map_or(0, |trailer| u64::from_le_bytes(*trailer));
         if unpack(packed).1 == ValueType::BlobIndex as u8 {
             let blob = BlobIndex::parse(value).map_err(format)?;
-            self.builder.refers_to_blob_file(blob.file_number);
-            self.blob_bytes = self.blob_bytes.saturating_add(blob.size);
+            self.builder.refers_to_blob_file(blob.file_number, blob.size);
         }
         self.write_piece().await?;
         if let Some(training) = self.builder.training() {
@@ -166,9 +163,6 @@ impl<'a> TableWriter<'a> {
         let meta = FileMeta { epoch, ..meta };
         let (core, dir) = (&self.job.core, &self.job.dir);
         let memory = &self.job.db.0.tables;
-        let mut table =
-            Table::open(core, dir, &self.name, meta, self.family.comparator, memory).await?;
-        table.blob_bytes = self.blob_bytes;
-        Ok(table)
+        Table::open(core, dir, &self.name, meta, self.family.comparator, memory).await
     }
 }

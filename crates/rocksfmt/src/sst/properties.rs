@@ -24,6 +24,9 @@ const EXTERNAL_VERSION: &[u8] = b"rocksdb.external_sst_file.version";
 const EXTERNAL_SEQNO: &[u8] = b"rocksdb.external_sst_file.global_seqno";
 const EMBEDDED_BLOBS: &[u8] = b"rocksdb.embedded.blob.stats";
 const SESSION: &[u8] = b"rocksdb.creating.session.identity";
+/// Our own, which other readers take for a user's.
+pub(super) const BLOB_VALUES: &str = "millrace.blob.values";
+pub(super) const BLOB_BYTES: &str = "millrace.blob.bytes";
 const TIMESTAMPS_PERSISTED: &[u8] = b"rocksdb.user.defined.timestamps.persisted";
 
 /// The properties of one SST.
@@ -49,6 +52,10 @@ pub struct Properties {
     pub raw_key_size: u64,
     /// Bytes of values before compression.
     pub raw_value_size: u64,
+    /// Values in blob files to which entries refer; 0 in files of other writers than Millrace.
+    pub blob_values: u64,
+    /// The bytes of these values.
+    pub blob_bytes: u64,
     /// Stored bytes of the data blocks.
     pub data_size: u64,
     /// Stored bytes of the index.
@@ -142,6 +149,8 @@ impl Properties {
             num_merge_operands: number("rocksdb.merge.operands"),
             raw_key_size: number("rocksdb.raw.key.size"),
             raw_value_size: number("rocksdb.raw.value.size"),
+            blob_values: number(BLOB_VALUES),
+            blob_bytes: number(BLOB_BYTES),
             data_size: number("rocksdb.data.size"),
             index_size: number("rocksdb.index.size"),
             filter_size: number("rocksdb.filter.size"),

@@ -193,10 +193,13 @@ impl Pressed {
     }
 }
 
-/// Bytes of the tables of a family that have most of what is alive.
-fn in_tables(family: &Family) -> u64 {
-    let sorted = family.levels.iter().skip(1).rev();
-    sorted.map(|level| level.bytes()).find(|&bytes| bytes > 0).unwrap_or(0)
+/// Bytes of the tables of a family that have most of what is alive, without values that are
+/// replaced by ones in blob files, of which level 0 and memtables know `hidden` bytes.
+fn in_tables(family: &Family, hidden: u64) -> u64 {
+    let mut sorted = family.levels.iter().skip(1).rev().skip_while(|level| level.slots.is_empty());
+    let bytes = sorted.next().map_or(0, |last| last.bytes());
+    let blob_bytes: u64 = sorted.map(|level| level.blob_bytes).sum();
+    bytes.saturating_sub(family.replaced_bytes(blob_bytes.saturating_add(hidden)))
 }
 
 impl FamilySpace {
@@ -231,13 +234,14 @@ impl WriteState {
         let moved = self.blob_gc.space.moved_in(family.id);
         let live = (live + unsealed.0).saturating_sub(moved.unwrap_or(0));
         // Garbage that no merge has found yet; but not more than half: it may be new values.
-        let hidden = self.hidden_blob_bytes(version, family).min(live / 2);
+        let newest = self.hidden_blob_bytes(version, family);
+        let hidden = newest.min(live / 2);
         FamilySpace {
             complete,
             unsealed,
             obsolete: self.obsolete.blob_bytes(),
             live: live - hidden,
-            in_tables: in_tables(family),
+            in_tables: in_tables(family, newest),
             is_moved: moved.is_some(),
         }
     }
@@ -250,7 +254,9 @@ impl WriteState {
         let with_values = with_values.filter(|family| {
             self.blobs.value_min(family.id).is_some() || all.contains_key(&family.id)
         });
-        self.blob_gc.space.in_tables.set(with_values.map(|family| in_tables(family)).sum());
+        let in_tables =
+            with_values.map(|family| in_tables(family, self.hidden_blob_bytes(&version, family)));
+        self.blob_gc.space.in_tables.set(in_tables.sum());
         for (&family, files) in all {
             total += files.iter().map(|file| file.bytes).sum::<u64>();
             live += files.iter().map(BlobSize::live_bytes).sum::<u64>();
@@ -359,7 +365,7 @@ impl WriteState {
     /// as many bytes of older values may be garbage that no merge has found yet.
     pub(super) fn hidden_blob_bytes(&self, version: &Version, family: &Family) -> u64 {
         let level0 = family.levels.first().into_iter().flat_map(|level0| level0.slots.iter());
-        let in_tables = level0.map(|&slot| version.table(slot).map_or(0, |table| table.blob_bytes));
+        let in_tables = level0.map(|&slot| version.slots[slot as usize].blob_bytes());
         let waiting = self.flushes.waiting.borrow();
         let of_family = |all: &BTreeMap<CfId, u64>| all.get(&family.id).copied().unwrap_or(0);
         let in_memory = waiting.iter().map(|generation| of_family(&generation.blob_bytes));

@@ -251,7 +251,27 @@ impl Picker<'_> {
         let shape = Shape::of(options, &bytes);
         let level0_files = self.level0_files(shape.base);
         let level0_due = self.level0_due(bytes[0], bytes[shape.base]);
-        (shape, LevelSizes { bytes, idle, level0_files, level0_due })
+        let replaced = self.replaced_parts(levels);
+        (shape, LevelSizes { bytes, idle, replaced, level0_files, level0_due })
+    }
+
+    /// By level, the part of the large values in the last level that its files are known to
+    /// replace, as far as no job is working on them. As many as a family has with such values.
+    fn replaced_parts(&self, levels: usize) -> Vec<f64> {
+        let family = self.family;
+        let last = (1..family.levels.len()).rfind(|&at| !family.levels[at].slots.is_empty());
+        let Some(last) = last.filter(|&last| family.levels[last].large_bytes > 0) else {
+            return Vec::new();
+        };
+        let mut bytes = vec![0; levels];
+        for (bytes, level) in bytes.iter_mut().zip(&family.levels).take(last).skip(1) {
+            *bytes = level.blob_bytes;
+        }
+        for (at, slot) in self.running.iter().flat_map(|plan| plan.files()) {
+            bytes[at] = bytes[at].saturating_sub(self.version.slots[slot as usize].blob_bytes());
+        }
+        let large = family.levels[last].large_bytes as f64;
+        bytes.iter().map(|&bytes| family.replaced_bytes(bytes) as f64 / large).collect()
     }
 
     fn options(&self) -> &FamilyOptions {
@@ -274,9 +294,9 @@ impl Picker<'_> {
         slots.iter().map(|&slot| self.meta(slot).size_bytes).sum()
     }
 
-    /// Bytes of values in blob files to which files refer that were written since the opening.
+    /// Bytes of values in blob files to which files refer.
     fn hidden(&self, slots: &[u32]) -> u64 {
-        slots.iter().map(|&slot| self.version.table(slot).map_or(0, |table| table.blob_bytes)).sum()
+        slots.iter().map(|&slot| self.version.slots[slot as usize].blob_bytes()).sum()
     }
 
     /// Whether a file is an input of a running job.

@@ -76,6 +76,9 @@ struct Totals {
     data_blocks: u64,
     raw_key_bytes: u64,
     raw_value_bytes: u64,
+    /// Values in blob files, and their bytes.
+    blob_values: u64,
+    blob_bytes: u64,
 }
 
 impl SstBuilder {
@@ -174,8 +177,10 @@ impl SstBuilder {
         self.tombstones.push((key, end.to_vec()));
     }
 
-    /// Records that a value of this file is in that blob file.
-    pub fn refers_to_blob_file(&mut self, number: u64) {
+    /// Records that a value of this file, of `bytes` bytes, is in that blob file.
+    pub fn refers_to_blob_file(&mut self, number: u64, bytes: u64) {
+        self.totals.blob_values += 1;
+        self.totals.blob_bytes = self.totals.blob_bytes.saturating_add(bytes);
         if self.oldest_blob_file == 0 || number < self.oldest_blob_file {
             self.oldest_blob_file = number;
         }

@@ -8,6 +8,7 @@ use crate::block::decompress::Compression;
 use crate::coding::put_varint;
 use crate::sst::builder::SstBuilder;
 use crate::sst::index::IndexType;
+use crate::sst::properties::{BLOB_BYTES, BLOB_VALUES};
 
 /// Of the files of all supported versions of RocksDB.
 const FORMAT_VERSION: u64 = 5;
@@ -58,6 +59,10 @@ impl SstBuilder {
         all.number("rocksdb.index.partitions", tail.index_parts.len() as u64);
         all.number("rocksdb.top-level.index.size", tail.top_index_bytes());
         all.number("rocksdb.filter.size", tail.filter_bytes());
+        if totals.blob_values > 0 {
+            all.number(BLOB_VALUES, totals.blob_values);
+            all.number(BLOB_BYTES, totals.blob_bytes);
+        }
     }
 
     fn put_form(&self, all: &mut Named) {
