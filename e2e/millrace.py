@@ -94,10 +94,14 @@ def free_port():
 
 
 def children(pid):
-    """The processes that a process has started. Its threads may end meanwhile."""
+    """The processes that a process has started; none if it has ended. Its threads may end meanwhile."""
     while True:
         found, changed = [], False
-        for task in pathlib.Path(f"/proc/{pid}/task").iterdir():
+        try:
+            tasks = list(pathlib.Path(f"/proc/{pid}/task").iterdir())
+        except (FileNotFoundError, ProcessLookupError):
+            return []
+        for task in tasks:
             try:
                 found += map(int, (task / "children").read_text().split())
             except (FileNotFoundError, ProcessLookupError):

@@ -326,7 +326,7 @@ def test_an_error_of_the_start_is_printed_once(tmp_path):
 def test_a_renamed_log_is_reopened(tmp_path):
     log = tmp_path / "millrace.log"
     with Node(tmp_path, "--log-file", log, specs=[spec(tmp_path, "a")]) as node:
-        assert "serving a disk" in log.read_text()
+        guest.wait_for("a line of the node", lambda: "serving a disk" in log.read_text(), 10)
         log.rename(tmp_path / "millrace.log.1")
         guest.wait_for("the next file", log.exists, 10)
         time.sleep(0.2)

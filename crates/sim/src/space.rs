@@ -1,8 +1,9 @@
 //! The space of blob files while values are written over and over: it stays below the limit of
 //! `blob_space_max_ratio`, however little is alive and however large memtables are.
 //!
-//! All keys are written once, then again and again, in the order of the keys or at random, in some
-//! worlds while compaction is paused for a time. After every few writes the lengths of all blob
+//! All keys are written once, in some worlds to tables, before blob files are turned on. Then they
+//! are written again and again, in the order of the keys or at random, in some worlds while
+//! compaction is paused for a time. After every few writes the lengths of all blob
 //! files on the disk are compared with the bytes of the values that are really alive.
 
 use std::cell::RefCell;
@@ -10,19 +11,22 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::rc::Rc;
 
-use lsm::{Db, Durability, OpenOptions, WriteOptions};
-use reactor::Class;
+use lsm::{Db, Durability, OpenOptions, WriteOptions, Writer};
 use reactor::sim::{Rng, SimConfig, World};
+use reactor::{Class, Core, JoinHandle};
 
 use crate::engine::{DIR, Flaw};
 
 /// Garbage may have so many bytes in any case.
 const GARBAGE_MAX_MIN: u64 = 32 << 20;
 
+/// A key and the header of its value.
+const RECORD_BYTES: u64 = 11 + 32;
+
 /// What a world has come to.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Report {
-    /// Bytes of the values that are alive.
+    /// Bytes of the values that are alive, with their keys and headers.
     pub live: u64,
     /// The limit, as a multiple of them.
     pub ratio: f64,
@@ -63,8 +67,12 @@ pub fn space(seed: u64, flaw: Flaw) -> Report {
     let value = [1_000, 4_000, 16_000][rng.index(3)];
     let live = [2, 24, 48][rng.index(3)] << 20;
     let ratio = [1.5, 2.0, 3.0][rng.index(3)];
+    // Of some megabytes there are several levels.
+    let levels = [("max_bytes_for_level_base", "4000000"), ("target_file_size_base", "1000000")];
+    let levels = levels.map(|(name, value)| (name.to_owned(), value.to_owned()));
     let options = WriteOptions {
         durability: Durability::Process,
+        column_family_options: if rng.coin() { levels.into() } else { BTreeMap::new() },
         memtable_bytes: [4, 16, 64][rng.index(3)] << 20,
         blob_min: Some(500),
         blob_space_max_ratio: Some(ratio),
@@ -74,6 +82,7 @@ pub fn space(seed: u64, flaw: Flaw) -> Report {
     let in_order = rng.coin();
     // An operator pauses compaction, and with it collection, but not until level 0 is full.
     let paused = if rng.below(4) == 0 { (30 << 20) / value } else { 0 };
+    let begins_in_tables = rng.coin();
     let alive: Rc<RefCell<Live>> = Rc::default();
     alive.borrow_mut().report.ratio = ratio;
     let (shared, disk) = (alive.clone(), world.clone());
@@ -81,13 +90,20 @@ pub fn space(seed: u64, flaw: Flaw) -> Report {
         let (options, alive, mut rng) = (options.clone(), shared.clone(), rng.clone());
         let disk = disk.clone();
         async move {
-            let open = Db::open_for_writing(&core, Path::new(DIR), OpenOptions::default(), options);
-            let (_db, writer) = open.await.expect("it opens");
+            let blob_min = options.blob_min.filter(|_| !begins_in_tables);
+            let mut writer = open(&core, WriteOptions { blob_min, ..options.clone() }).await;
             // Without a table there are no blob files.
             writer.put(b"a", b"small").await.expect("it is written");
             writer.compact(0, None, None).await.expect("it is merged");
-            let (mut all, mut n) = (Vec::new(), 0);
+            let (mut all, mut groups) = (Vec::new(), 0);
             for at in 0..keys * rounds {
+                if at == keys && begins_in_tables {
+                    finish(&mut all).await;
+                    writer.compact(0, None, None).await.expect("it is merged");
+                    writer.close().await.expect("it closes");
+                    drop(writer);
+                    writer = open(&core, options.clone()).await;
+                }
                 let key = match in_order || at < keys {
                     true => at % keys,
                     false => rng.below(keys),
@@ -98,7 +114,7 @@ pub fn space(seed: u64, flaw: Flaw) -> Report {
                     writer.resume_compaction();
                 }
                 let len = value / 2 + rng.below(value);
-                alive.borrow_mut().bytes.insert(key, len);
+                alive.borrow_mut().bytes.insert(key, len + RECORD_BYTES);
                 let (own, mut noise) = (writer.clone(), rng.fork());
                 all.push(core.spawn(Class::Foreground, async move {
                     // Not compressible.
@@ -106,13 +122,11 @@ pub fn space(seed: u64, flaw: Flaw) -> Report {
                         (0..len.div_ceil(8)).flat_map(|_| noise.next_u64().to_le_bytes()).collect();
                     own.put(format!("key{key:08}").as_bytes(), &bytes[..len as usize]).await
                 }));
-                n += 1;
                 if all.len() == 8 {
-                    for write in all.drain(..) {
-                        write.await.expect("it is written");
-                    }
+                    groups += 1;
+                    finish(&mut all).await;
                     // While the keys are written for the first time, few are alive.
-                    if at >= keys && n % 64 == 0 {
+                    if at >= keys && groups % 8 == 0 {
                         note(&disk, &mut alive.borrow_mut());
                     }
                 }
@@ -128,6 +142,17 @@ pub fn space(seed: u64, flaw: Flaw) -> Report {
     let mut report = alive.borrow().report;
     report.trace = world.trace();
     report
+}
+
+async fn open(core: &Core, options: WriteOptions) -> Writer {
+    let open = Db::open_for_writing(core, Path::new(DIR), OpenOptions::default(), options);
+    open.await.expect("it opens").1
+}
+
+async fn finish<T>(writes: &mut Vec<JoinHandle<lsm::Result<T>>>) {
+    for write in writes.drain(..) {
+        write.await.expect("it is written");
+    }
 }
 
 /// Compares the space with what is alive. The moment with the largest excess counts.

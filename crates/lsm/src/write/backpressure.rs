@@ -61,6 +61,8 @@ pub(crate) struct Paces {
     pub blob_gc: Arc<Pace>,
     /// Flushes and merges run as fast as they can, but for limits of users.
     hurry: Cell<bool>,
+    /// Garbage of blob files is collected as fast as that can be done.
+    blob_gc_hurries: Cell<bool>,
     /// How long the last memtables took to fill, and when they were full, in nanoseconds.
     fill_ns: Cell<u64>,
     filled_at_ns: Cell<u64>,
@@ -114,6 +116,7 @@ impl Paces {
             merge: Arc::default(),
             blob_gc: Arc::default(),
             hurry: Cell::new(true),
+            blob_gc_hurries: Cell::new(false),
             fill_ns: Cell::new(0),
             filled_at_ns: Cell::new(now_ns),
             debt: Cell::new(None),
@@ -231,6 +234,7 @@ impl WriteState {
 
     /// Sets the rates of the flush and the merges under way for the present state.
     pub fn set_paces(&self) {
+        self.paces.blob_gc_hurries.set(self.blob_pressure() >= controller::BLOB_LIMITED);
         self.follow_debt();
         let limits = self.merges.limits.get();
         let parts = self.merges.parts().max(1);
@@ -239,19 +243,15 @@ impl WriteState {
         }
         let cores = limits.cores_percent.map(|percent| f64::from(percent) / 100.0);
         self.paces.merge.set_share(cores.map(|cores| cores / parts as f64));
-        self.set_blob_gc_pace();
-        self.paces.blob_gc.set_share(cores);
-    }
-
-    fn set_blob_gc_pace(&self) {
         let blob_gc = &self.paces.blob_gc;
-        match self.blob_pressure() < controller::BLOB_LIMITED && !self.is_closing() {
-            true => blob_gc.set(BLOB_GC_RATE, 1_000_000_000),
-            false => blob_gc.hurry(),
+        match self.paces.blob_gc_hurries.get() || self.is_closing() {
+            true => blob_gc.hurry(),
+            false => blob_gc.set(BLOB_GC_RATE, 1_000_000_000),
         }
-        if let Some(limit) = self.merges.limits.get().bytes_per_second {
+        if let Some(limit) = limits.bytes_per_second {
             blob_gc.cap(limit);
         }
+        blob_gc.set_share(cores);
     }
 
     fn follow_debt(&self) {
@@ -267,6 +267,8 @@ impl WriteState {
         let hurry = fill_ns == 0
             || backlog.room <= 0.0
             || backlog.pressure >= controller::LIMITED
+            // A collection waits for merges that have its tables.
+            || self.paces.blob_gc_hurries.get()
             || is_closing
             || self.has_failed();
         self.paces.hurry.set(hurry);
@@ -321,8 +323,10 @@ impl WriteState {
         match self.blob_pressure() < controller::BLOB_LIMITED {
             true => blobs.pause(),
             false => {
-                // The pace was set when a file changed.
-                self.set_blob_gc_pace();
+                // Pressure grows with what is written, and paces are set when a file changes.
+                if !self.paces.blob_gc_hurries.get() {
+                    self.set_paces();
+                }
                 blobs.sample(now_ns, self.blob_bytes_freed());
             }
         }

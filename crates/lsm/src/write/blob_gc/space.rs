@@ -196,10 +196,16 @@ impl Pressed {
 /// Bytes of the tables of a family that have most of what is alive, without values that are
 /// replaced by ones in blob files, of which level 0 and memtables know `hidden` bytes.
 fn in_tables(family: &Family, hidden: u64) -> u64 {
-    let mut sorted = family.levels.iter().skip(1).rev().skip_while(|level| level.slots.is_empty());
+    let mut sorted = family.levels.iter().skip(1).rev().filter(|level| !level.slots.is_empty());
     let bytes = sorted.next().map_or(0, |last| last.bytes());
-    let blob_bytes: u64 = sorted.map(|level| level.blob_bytes).sum();
-    bytes.saturating_sub(family.replaced_bytes(blob_bytes.saturating_add(hidden)))
+    bytes.saturating_sub(family.replaced_bytes(blob_bytes_above_last(family) + hidden))
+}
+
+/// Bytes of values in blob files to which the levels between level 0 and the last one refer. As
+/// many older ones are garbage that no merge has found yet.
+fn blob_bytes_above_last(family: &Family) -> u64 {
+    let sorted = family.levels.iter().skip(1).rev().filter(|level| !level.slots.is_empty());
+    sorted.skip(1).map(|level| level.blob_bytes).sum()
 }
 
 impl FamilySpace {
@@ -235,7 +241,9 @@ impl WriteState {
         let live = (live + unsealed.0).saturating_sub(moved.unwrap_or(0));
         // Garbage that no merge has found yet; but not more than half: it may be new values.
         let newest = self.hidden_blob_bytes(version, family);
-        let hidden = newest.min(live / 2);
+        let in_levels = blob_bytes_above_last(family);
+        let hidden = newest + (in_levels - family.replaced_bytes(in_levels));
+        let hidden = hidden.min(live / 2);
         FamilySpace {
             complete,
             unsealed,
@@ -319,8 +327,10 @@ impl WriteState {
             // No other group waits in vain before a collection has ended.
             space.is_slow.set(true);
         }
-        self.count(|stats| stats.stopped_ns += self.core.now_ns() - since_ns);
-        self.may_create_blob_file(id, file_bytes)
+        let (ns, may) = (self.core.now_ns() - since_ns, self.may_create_blob_file(id, file_bytes));
+        tracing::debug!(family = id, may, ms = ns / 1_000_000, "writes waited for blob space");
+        self.count(|stats| stats.stopped_ns += ns);
+        may
     }
 
     /// Whether a family may have one more blob file, of `file_bytes`.

@@ -182,6 +182,12 @@ enum Pick {
     Blocked,
 }
 
+/// So large a part of the large values in tables of the last level may be garbage, because newer
+/// ones are in blob files.
+const REPLACED_MAX: f64 = 0.25;
+/// A level below level 0 may hide this many times more garbage in blob files than that.
+const DEEP_HIDDEN: f64 = 2.0;
+
 impl Picker<'_> {
     /// The levels that are due; none in a family that is not merged.
     pub fn due(&self) -> Due {
@@ -251,18 +257,18 @@ impl Picker<'_> {
         let shape = Shape::of(options, &bytes);
         let level0_files = self.level0_files(shape.base);
         let level0_due = self.level0_due(bytes[0], bytes[shape.base]);
-        let replaced = self.replaced_parts(levels);
-        (shape, LevelSizes { bytes, idle, replaced, level0_files, level0_due })
+        let hides = self.hides(levels);
+        (shape, LevelSizes { bytes, idle, hides, level0_files, level0_due })
     }
 
-    /// By level, the part of the large values in the last level that its files are known to
-    /// replace, as far as no job is working on them. As many as a family has with such values.
-    fn replaced_parts(&self, levels: usize) -> Vec<f64> {
+    /// See [`LevelSizes::hides`].
+    fn hides(&self, levels: usize) -> Vec<f64> {
         let family = self.family;
         let last = (1..family.levels.len()).rfind(|&at| !family.levels[at].slots.is_empty());
-        let Some(last) = last.filter(|&last| family.levels[last].large_bytes > 0) else {
+        let Some(last) = last else { return Vec::new() };
+        if family.levels[1..last].iter().all(|level| level.blob_bytes == 0) {
             return Vec::new();
-        };
+        }
         let mut bytes = vec![0; levels];
         for (bytes, level) in bytes.iter_mut().zip(&family.levels).take(last).skip(1) {
             *bytes = level.blob_bytes;
@@ -270,8 +276,14 @@ impl Picker<'_> {
         for (at, slot) in self.running.iter().flat_map(|plan| plan.files()) {
             bytes[at] = bytes[at].saturating_sub(self.version.slots[slot as usize].blob_bytes());
         }
-        let large = family.levels[last].large_bytes as f64;
-        bytes.iter().map(|&bytes| family.replaced_bytes(bytes) as f64 / large).collect()
+        let large = family.levels[last].large_bytes.max(1) as f64;
+        let hides = bytes.iter().map(|&bytes| {
+            let replaced = family.replaced_bytes(bytes);
+            let in_tables = replaced as f64 / (large * REPLACED_MAX);
+            let in_blobs = (bytes - replaced) as f64 / (self.hidden_max as f64 * DEEP_HIDDEN);
+            in_tables.max(in_blobs)
+        });
+        hides.collect()
     }
 
     fn options(&self) -> &FamilyOptions {

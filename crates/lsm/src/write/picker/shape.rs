@@ -19,11 +19,6 @@ const URGENT: f64 = 10.0;
 /// The score of a level that is no longer needed: it is drained when nothing else is urgent.
 const DRAINED: f64 = 1.001;
 
-/// So large a part of the large values in tables of the last level may be garbage, because newer
-/// ones are in blob files: references are so small that a level with many of them does not exceed
-/// its target.
-const REPLACED_MAX: f64 = 0.25;
-
 /// The targets of all levels.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Shape {
@@ -44,9 +39,10 @@ pub(crate) struct LevelSizes {
     pub bytes: Vec<u64>,
     /// The same without the inputs of running jobs, with tombstone-dense files counted as larger.
     pub idle: Vec<u64>,
-    /// The part of the large values in tables of the last level that newer ones in blob files
-    /// replace, to which the same files refer; by level, or empty.
-    pub replaced: Vec<f64>,
+    /// How urgent it is to merge the same files because of the garbage that they hide: due from 1
+    /// on; by level, or empty. References to blob files are so small that a level with many of
+    /// them does not exceed its target.
+    pub hides: Vec<f64>,
     /// Files of level 0 that a merge could take.
     pub level0_files: usize,
     /// Files of level 0 at which a merge begins.
@@ -109,7 +105,7 @@ impl Shape {
     pub fn scores(&self, options: &FamilyOptions, sizes: &LevelSizes) -> Vec<(usize, f64)> {
         let last = self.targets.len() - 1;
         let idle = |level: usize| sizes.idle.get(level).copied().unwrap_or(0) as f64;
-        let replaced = |level: usize| sizes.replaced.get(level).copied().unwrap_or(0.0);
+        let hides = |level: usize| sizes.hides.get(level).copied().unwrap_or(0.0);
         let mut scores = Vec::new();
         let mut level0 = sizes.level0_files as f64 / options.level0_trigger as f64;
         if options.dynamic {
@@ -135,8 +131,8 @@ impl Shape {
                 let score =
                     if options.dynamic { URGENT * idle / (target + coming) } else { idle / target };
                 scores.push((level, score.max(1.0)));
-            } else if replaced(level) >= REPLACED_MAX {
-                scores.push((level, replaced(level) / REPLACED_MAX));
+            } else if hides(level) >= 1.0 {
+                scores.push((level, hides(level)));
             } else if level <= self.unneeded && idle > 0.0 {
                 scores.push((level, DRAINED));
             }
@@ -191,7 +187,7 @@ mod tests {
 
     fn sizes(level0_files: usize, bytes: &[u64]) -> LevelSizes {
         let (bytes, idle) = (bytes.to_vec(), bytes.to_vec());
-        LevelSizes { bytes, idle, replaced: Vec::new(), level0_files, level0_due: 4 }
+        LevelSizes { bytes, idle, hides: Vec::new(), level0_files, level0_due: 4 }
     }
 
     #[test]
@@ -245,15 +241,15 @@ mod tests {
     }
 
     #[test]
-    fn a_level_is_due_when_it_replaces_many_values_of_the_last_one() {
+    fn a_level_is_due_when_it_hides_much_garbage() {
         let options = options(true);
         let bytes = [0, 0, 0, 0, 0, MB, 400 * MB];
         let shape = Shape::of(&options, &bytes);
-        let due = |replaced: f64| {
-            let replaced = vec![0.0, 0.0, 0.0, 0.0, 0.0, replaced, 0.0];
-            shape.scores(&options, &LevelSizes { replaced, ..sizes(0, &bytes) })
+        let due = |hides: f64| {
+            let hides = vec![0.0, 0.0, 0.0, 0.0, 0.0, hides, 0.0];
+            shape.scores(&options, &LevelSizes { hides, ..sizes(0, &bytes) })
         };
-        assert_eq!((due(0.2), due(0.5)), (vec![], vec![(5, 2.0)]));
+        assert_eq!((due(0.9), due(2.0)), (vec![], vec![(5, 2.0)]));
     }
 
     #[test]
