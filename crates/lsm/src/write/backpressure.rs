@@ -73,8 +73,6 @@ pub(crate) struct Paces {
     /// The rates at which level 0 and memtables empty while nothing paces that.
     drained: Cell<Drain>,
     flushed: Cell<Drain>,
-    /// The rate at which blob files are freed.
-    blobs: Cell<Drain>,
     admission: Cell<Admission>,
     /// The part of the bytes of batches that goes to tables, smoothed; the rest are values in blob
     /// files.
@@ -123,7 +121,6 @@ impl Paces {
             level0s: RefCell::default(),
             drained: Cell::default(),
             flushed: Cell::default(),
-            blobs: Cell::default(),
             admission: Cell::default(),
             table_share: Cell::new(1.0),
             left_level0: Cell::new(0),
@@ -319,18 +316,11 @@ impl WriteState {
             flushed.sample(now_ns, self.paces.flush.done());
         }
         self.paces.flushed.set(flushed);
-        let mut blobs = self.paces.blobs.get();
-        match self.blob_pressure() < controller::BLOB_LIMITED {
-            true => blobs.pause(),
-            false => {
-                // Pressure grows with what is written, and paces are set when a file changes.
-                if !self.paces.blob_gc_hurries.get() {
-                    self.set_paces();
-                }
-                blobs.sample(now_ns, self.blob_bytes_freed());
-            }
+        // Pressure grows with what is written, and paces are set when a file changes.
+        let hurries = self.paces.blob_gc_hurries.get();
+        if !hurries && self.blob_pressure() >= controller::BLOB_LIMITED {
+            self.set_paces();
         }
-        self.paces.blobs.set(blobs);
         self.admitted()
     }
 
@@ -348,9 +338,9 @@ impl WriteState {
         let log_ns = self.next_log_takes_ns().filter(|_| room < LOG_IS_LATE);
         let by_logs = log_ns
             .map(|ns| controller::rate_into_last_memtable(room, bytes * 1e9 / ns.max(1) as f64));
-        let (blob_room, blobs_left) = self.blob_room();
         let by_blobs = (self.blob_pressure() >= controller::BLOB_LIMITED).then(|| {
-            controller::rate_by_space(blob_room, blobs_left, self.paces.blobs.get().rate())
+            let (room, ns) = self.blob_room();
+            room as f64 * 1e9 / ns.max(1.0)
         });
         let share = self.paces.table_share.get();
         let by_tables =

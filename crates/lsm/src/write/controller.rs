@@ -28,9 +28,9 @@
 //! instead of being filled at once, after which all writes would wait.
 //!
 //! Blob files are removed when their collection ends, all at once. So their space is a matter of
-//! time: the room that is left is to last until the collection ends. That takes what it has yet to
-//! free over the rate at which it frees. Their pressure, 0 where collection begins and 1 at the
-//! limit of their space, decides from when on collection hurries and writes are slowed
+//! time: the room that is left is to last until then, which is estimated by what the last ones
+//! took for each byte of their work. Their pressure, 0 where collection begins and 1 at the limit
+//! of their space, decides from when on collection hurries and writes are slowed
 //! ([`BLOB_LIMITED`]).
 //!
 //! The same for memtables: when all of them but the one that is written to wait to be flushed, the
@@ -55,8 +55,6 @@ const DRAIN_FIRST: f64 = 200e6;
 const DRAIN_FIRST_NS: f64 = 2e8;
 /// The least drain that is assumed, in bytes per second.
 const DRAIN_MIN: f64 = 1e6;
-/// Time that the end of a collection of garbage takes: a change of the MANIFEST. In nanoseconds.
-const COLLECTION_ENDS_NS: u64 = 50_000_000;
 /// Debt in bytes that is never too much.
 const DEBT_MIN: u64 = 1 << 30;
 
@@ -232,14 +230,6 @@ pub(crate) fn rate(pressure: f64, drain: f64) -> Option<f64> {
     Some(drain * part)
 }
 
-/// The rate of writes to blob files, in bytes per second, at which `room` bytes last until a
-/// collection ends that has yet to free `left` bytes at the rate `drain`.
-pub(crate) fn rate_by_space(room: u64, left: u64, drain: f64) -> f64 {
-    // The end takes some time, too.
-    let left = (left as f64).max(drain * COLLECTION_ENDS_NS as f64 / 1e9).max(1.0);
-    drain * room as f64 / left
-}
-
 /// The part of background work's share of the disk that merges have in any case. An overload
 /// settles where it begins: until then writes are slowed, and reads are not.
 pub(crate) fn urgency(pressure: f64) -> f64 {
@@ -318,21 +308,6 @@ mod tests {
         assert_eq!((of(100), of(160), of(200), of(900)), (0.0, 0.0, 1.0, 1.0));
         assert!((of(180) - 0.5).abs() < 1e-9 && (of(170) - 0.25).abs() < 1e-9);
         assert_eq!((blob_pressure(0, 0, 0), blob_pressure(9, 0, 0)), (0.0, 1.0));
-    }
-
-    #[test]
-    fn room_for_values_lasts_until_space_is_freed() {
-        // A collection frees 400 MB per second, and writes offer 300.
-        let (mut room, mut left, mut lowest) = (100e6, 400e6, f64::MAX);
-        while left > 0.0 {
-            let rate = rate_by_space(room as u64, left as u64, 400e6);
-            lowest = lowest.min(rate);
-            room -= rate.min(300e6) / 100.0;
-            left -= 4e6;
-        }
-        assert!(room > 0.0 && lowest > 25e6, "{room} {lowest}");
-        assert_eq!(rate_by_space(0, 400, 400.0), 0.0);
-        assert!(rate_by_space(100, 0, 400.0) < 1e9);
     }
 
     #[test]

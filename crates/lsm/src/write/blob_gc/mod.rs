@@ -72,13 +72,11 @@ pub(crate) struct BlobGc {
 }
 
 impl BlobGc {
-    /// The live bytes of these files, and the other ones.
-    fn bytes_of(&self, numbers: &BTreeSet<u64>) -> (u64, u64) {
+    /// The live bytes of these files.
+    fn live_bytes(&self, numbers: &BTreeSet<u64>) -> u64 {
         let sizes = self.sizes.borrow();
         let some = sizes.values().flatten().filter(|size| numbers.contains(&size.number));
-        some.fold((0, 0), |(live, garbage), size| {
-            (live + size.live_bytes(), garbage + size.garbage_bytes)
-        })
+        some.map(BlobSize::live_bytes).sum()
     }
 
     /// Whether the MANIFEST still has any of these files.
@@ -191,10 +189,10 @@ pub(crate) async fn run(state: &WriteState) {
             return;
         }
         let Some((family, victims)) = due(state) else { continue };
-        let (live, gain) = state.blob_gc.bytes_of(&victims);
+        let live = state.blob_gc.live_bytes(&victims);
         let in_tables = collection::entry_bytes(&state.db.version(), family, &victims);
         // Tables are read twice, about: for what they refer to, and to be written again.
-        state.begin_blob_gc(live + 2 * in_tables, gain);
+        state.begin_blob_gc(live + 2 * in_tables);
         let collected = collect(state, family, victims).await;
         state.end_blob_gc(collected.is_err());
         match collected {

@@ -25,6 +25,9 @@ const HIDDEN_PART: u64 = 8;
 /// It may refer to so many bytes in any case.
 const GENERATION_MIN: u64 = 1 << 20;
 
+/// A collection takes at least this part of its time until it ends.
+const LEFT_MIN: f64 = 1.0 / 16.0;
+
 /// Longest that writes wait for space, in nanoseconds. After that values go to tables.
 const WAIT_NS: u64 = 500_000_000;
 
@@ -45,20 +48,48 @@ pub(crate) struct Space {
     fails: Cell<bool>,
     /// Writes have waited in vain for space since the last one.
     is_slow: Cell<bool>,
-    /// Bytes that collections have freed.
-    freed: Cell<u64>,
-    /// What the one under way will free.
+    /// What the one under way does.
     under_way: Cell<UnderWay>,
+    speed: Cell<Speed>,
 }
 
-/// The progress of a collection.
+/// A collection under way.
 #[derive(Clone, Copy, Default)]
 struct UnderWay {
+    since_ns: u64,
     /// Bytes that had been processed before.
     from: u64,
-    /// Bytes that it processes, about, and those that it frees then.
+    /// Bytes that it reads and writes, about.
     work: u64,
-    gain: u64,
+}
+
+/// The time that a collection takes for each byte of its work, in nanoseconds: rather too much than
+/// too little.
+#[derive(Clone, Copy)]
+struct Speed(f64);
+
+impl Default for Speed {
+    fn default() -> Speed {
+        Speed(5.0)
+    }
+}
+
+impl Speed {
+    fn sample(self, work: u64, ns: u64) -> Speed {
+        let now = ns as f64 / work.max(1) as f64;
+        Speed(now.max((3.0 * self.0 + now) / 4.0))
+    }
+}
+
+impl UnderWay {
+    /// The time until it ends, in nanoseconds, about. It may stand still, while merges have the
+    /// tables that it needs, and the last part of it is other than reading and writing.
+    fn left_ns(&self, now_ns: u64, done: u64, speed: Speed) -> f64 {
+        let ns = self.work as f64 * speed.0;
+        let by_time = 1.0 - now_ns.saturating_sub(self.since_ns) as f64 / ns.max(1.0);
+        let by_work = 1.0 - done.saturating_sub(self.from) as f64 / self.work.max(1) as f64;
+        ns * by_time.max(by_work).max(LEFT_MIN)
+    }
 }
 
 impl Space {
@@ -76,11 +107,9 @@ impl Space {
         self.is_running.get()
     }
 
-    /// Begins a collection that reads and writes `work` bytes, about, and frees `gain`.
-    /// `done` bytes have been processed before.
-    fn begin(&self, done: u64, work: u64, gain: u64) {
+    fn begin(&self, under_way: UnderWay) {
         self.is_running.set(true);
-        self.under_way.set(UnderWay { from: done, work, gain });
+        self.under_way.set(under_way);
     }
 
     /// Notes that values have been copied to files that count as complete from now on.
@@ -94,25 +123,15 @@ impl Space {
         self.moved.get().filter(|(id, _)| *id == family).map(|(_, bytes)| bytes)
     }
 
-    fn end(&self, done: u64, has_failed: bool) {
+    fn end(&self, now_ns: u64, has_failed: bool) {
         self.fails.set(has_failed);
-        self.freed.set(self.freed_so_far(done));
-        self.under_way.set(UnderWay::default());
+        let UnderWay { since_ns, work, .. } = self.under_way.take();
+        if !has_failed && work > 0 {
+            self.speed.set(self.speed.get().sample(work, now_ns.saturating_sub(since_ns)));
+        }
         self.moved.set(None);
         self.is_running.set(false);
         self.is_slow.set(false);
-    }
-
-    /// Bytes that were freed, the part of the collection under way included.
-    fn freed_so_far(&self, done: u64) -> u64 {
-        let UnderWay { from, work, gain } = self.under_way.get();
-        let part = done.saturating_sub(from) as f64 / work.max(1) as f64;
-        self.freed.get() + (gain as f64 * part.min(1.0)) as u64
-    }
-
-    /// Bytes that the collection under way has yet to free.
-    fn left(&self, done: u64) -> u64 {
-        self.under_way.get().gain - (self.freed_so_far(done) - self.freed.get())
     }
 }
 
@@ -292,13 +311,14 @@ impl WriteState {
         }
     }
 
-    /// The room that blob files have left, and what the collection under way has yet to free, in
-    /// bytes.
-    pub fn blob_room(&self) -> (u64, u64) {
+    /// The room that blob files have left, in bytes, and the time until the collection under way
+    /// frees space, in nanoseconds.
+    pub fn blob_room(&self) -> (u64, f64) {
         let space = &self.blob_gc.space;
         let pressed = space.pressed.get();
         let room = pressed.most.saturating_sub(pressed.now(self.changing(&pressed)));
-        (room, space.left(self.paces.blob_gc.done()))
+        let (now_ns, done) = (self.core.now_ns(), self.paces.blob_gc.done());
+        (room, space.under_way.get().left_ns(now_ns, done, space.speed.get()))
     }
 
     fn changing(&self, pressed: &Pressed) -> Changing {
@@ -382,22 +402,18 @@ impl WriteState {
         in_tables.chain(in_memory).sum::<u64>() + of_family(&self.blobs.unflushed())
     }
 
-    /// Notes that a collection begins.
-    pub(super) fn begin_blob_gc(&self, work: u64, gain: u64) {
-        self.blob_gc.space.begin(self.paces.blob_gc.done(), work, gain);
+    /// Notes that a collection begins, which reads and writes `work` bytes, about.
+    pub(super) fn begin_blob_gc(&self, work: u64) {
+        let (since_ns, from) = (self.core.now_ns(), self.paces.blob_gc.done());
+        self.blob_gc.space.begin(UnderWay { since_ns, from, work });
         self.set_paces();
     }
 
     /// Notes that it has ended.
     pub(super) fn end_blob_gc(&self, has_failed: bool) {
-        self.blob_gc.space.end(self.paces.blob_gc.done(), has_failed);
+        self.blob_gc.space.end(self.core.now_ns(), has_failed);
         self.set_paces();
         self.changed.notify_all();
-    }
-
-    /// Bytes that collections have freed so far, about.
-    pub fn blob_bytes_freed(&self) -> u64 {
-        self.blob_gc.space.freed_so_far(self.paces.blob_gc.done())
     }
 }
 
@@ -428,15 +444,14 @@ mod tests {
     }
 
     #[test]
-    fn a_collection_frees_space_as_it_goes_on() {
-        let space = Space::default();
-        assert_eq!(space.freed_so_far(50), 0);
-        space.begin(50, 200, 1000);
-        assert_eq!(space.freed_so_far(50), 0);
-        assert_eq!((space.freed_so_far(100), space.freed_so_far(900)), (250, 1000));
-        assert_eq!([50, 100, 900].map(|done| space.left(done)), [1000, 750, 0]);
-        space.end(900, false);
-        assert_eq!(space.freed_so_far(5000), 1000);
+    fn a_collection_ends_when_its_time_is_over_and_its_work_is_done() {
+        let under_way = UnderWay { since_ns: 1000, from: 50, work: 100 };
+        let left = |now_ns, done| under_way.left_ns(now_ns, done, Speed(4.0)) as u64;
+        assert_eq!((left(1000, 50), left(1100, 75)), (400, 300));
+        assert_eq!(left(1100, 150), 300, "it takes its time");
+        assert_eq!(left(9000, 60), 360, "it has stood still");
+        assert_eq!(left(9000, 900), 25);
+        assert_eq!((Speed(4.0).sample(100, 200).0, Speed(4.0).sample(100, 900).0), (3.5, 9.0));
     }
 
     #[test]
