@@ -38,7 +38,10 @@ def has_ended(pid):
 
 
 def environment(pid):
-    return pathlib.Path(f"/proc/{pid}/environ").read_text()
+    """Empty while a process with threads executes another program."""
+    with contextlib.suppress(ProcessLookupError):
+        return pathlib.Path(f"/proc/{pid}/environ").read_text()
+    return ""
 
 
 def threads(pid):
