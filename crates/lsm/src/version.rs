@@ -13,7 +13,6 @@ use crate::family_options::FamilyOptions;
 use crate::level_keys::LevelKeys;
 use crate::mem::Mem;
 use crate::merge_operator::FamilyMerge;
-use crate::mutant::mutant;
 use crate::slots::Slots;
 use crate::table::Table;
 use crate::table_options::TableOptions;
@@ -386,9 +385,6 @@ impl Family {
     pub fn replaced_bytes(&self, blob_bytes: u64) -> u64 {
         let last = self.levels.iter().skip(1).rev().find(|level| !level.slots.is_empty());
         let Some(last) = last.filter(|last| last.large_bytes > 0) else { return 0 };
-        if mutant("replaced_values_are_alive") {
-            return 0;
-        }
         let part = last.large_bytes as f64 / (last.large_bytes as f64 + last.blob_bytes as f64);
         ((blob_bytes as f64 * part) as u64).min(last.large_bytes)
     }
