@@ -380,11 +380,24 @@ impl Version {
 }
 
 impl Family {
+    /// The deepest level with tables, which is not level 0, and its index.
+    pub fn last_level(&self) -> Option<(usize, &Level)> {
+        let sorted = self.levels.iter().enumerate().skip(1).rev();
+        let mut with_tables = sorted.filter(|(_, level)| !level.slots.is_empty());
+        with_tables.next().map(|(at, level)| (at, &**level))
+    }
+
+    /// Bytes of values in blob files to which the levels between level 0 and the last one refer.
+    pub fn blob_bytes_above_last(&self) -> u64 {
+        let last = self.last_level().map_or(1, |(at, _)| at);
+        self.levels.iter().take(last).skip(1).map(|level| level.blob_bytes).sum()
+    }
+
     /// Bytes of values in the tables of the last level that are replaced by values in blob files,
     /// of which a level with `blob_bytes` knows.
     pub fn replaced_bytes(&self, blob_bytes: u64) -> u64 {
-        let last = self.levels.iter().skip(1).rev().find(|level| !level.slots.is_empty());
-        let Some(last) = last.filter(|last| last.large_bytes > 0) else { return 0 };
+        let last = self.last_level().filter(|(_, last)| last.large_bytes > 0);
+        let Some((_, last)) = last else { return 0 };
         let part = last.large_bytes as f64 / (last.large_bytes as f64 + last.blob_bytes as f64);
         ((blob_bytes as f64 * part) as u64).min(last.large_bytes)
     }

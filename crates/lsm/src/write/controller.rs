@@ -27,15 +27,15 @@
 //! another program holds a merge up: the last files of level 0 are left to few, late groups
 //! instead of being filled at once, after which all writes would wait.
 //!
+//! The same for memtables: when all of them but the one that is written to wait to be flushed, the
+//! rate is that of flushes while half of the room in it is left, and falls with the square of what
+//! is left.
+//!
 //! Blob files are removed when their collection ends, all at once. So their space is a matter of
 //! time: the room that is left is to last until then, which is estimated by what the last ones
 //! took for each byte of their work. Their pressure, 0 where collection begins and 1 at the limit
 //! of their space, decides from when on collection hurries and writes are slowed
 //! ([`BLOB_LIMITED`]).
-//!
-//! The same for memtables: when all of them but the one that is written to wait to be flushed, the
-//! rate is that of flushes while half of the room in it is left, and falls with the square of what
-//! is left.
 
 use crate::family_options::FamilyOptions;
 

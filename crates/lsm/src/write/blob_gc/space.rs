@@ -215,16 +215,8 @@ impl Pressed {
 /// Bytes of the tables of a family that have most of what is alive, without values that are
 /// replaced by ones in blob files, of which level 0 and memtables know `hidden` bytes.
 fn in_tables(family: &Family, hidden: u64) -> u64 {
-    let mut sorted = family.levels.iter().skip(1).rev().filter(|level| !level.slots.is_empty());
-    let bytes = sorted.next().map_or(0, |last| last.bytes());
-    bytes.saturating_sub(family.replaced_bytes(blob_bytes_above_last(family) + hidden))
-}
-
-/// Bytes of values in blob files to which the levels between level 0 and the last one refer. As
-/// many older ones are garbage that no merge has found yet.
-fn blob_bytes_above_last(family: &Family) -> u64 {
-    let sorted = family.levels.iter().skip(1).rev().filter(|level| !level.slots.is_empty());
-    sorted.skip(1).map(|level| level.blob_bytes).sum()
+    let bytes = family.last_level().map_or(0, |(_, last)| last.bytes());
+    bytes.saturating_sub(family.replaced_bytes(family.blob_bytes_above_last() + hidden))
 }
 
 impl FamilySpace {
@@ -260,7 +252,8 @@ impl WriteState {
         let live = (live + unsealed.0).saturating_sub(moved.unwrap_or(0));
         // Garbage that no merge has found yet; but not more than half: it may be new values.
         let newest = self.hidden_blob_bytes(version, family);
-        let in_levels = blob_bytes_above_last(family);
+        // As many older values are garbage that no merge has found yet.
+        let in_levels = family.blob_bytes_above_last();
         let hidden = newest + (in_levels - family.replaced_bytes(in_levels));
         let hidden = hidden.min(live / 2);
         FamilySpace {

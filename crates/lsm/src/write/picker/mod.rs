@@ -264,9 +264,8 @@ impl Picker<'_> {
     /// See [`LevelSizes::hides`].
     fn hides(&self, levels: usize) -> Vec<f64> {
         let family = self.family;
-        let last = (1..family.levels.len()).rfind(|&at| !family.levels[at].slots.is_empty());
-        let Some(last) = last else { return Vec::new() };
-        if family.levels[1..last].iter().all(|level| level.blob_bytes == 0) {
+        let Some((last, deepest)) = family.last_level() else { return Vec::new() };
+        if family.blob_bytes_above_last() == 0 {
             return Vec::new();
         }
         let mut bytes = vec![0; levels];
@@ -276,7 +275,7 @@ impl Picker<'_> {
         for (at, slot) in self.running.iter().flat_map(|plan| plan.files()) {
             bytes[at] = bytes[at].saturating_sub(self.version.slots[slot as usize].blob_bytes());
         }
-        let large = family.levels[last].large_bytes.max(1) as f64;
+        let large = deepest.large_bytes.max(1) as f64;
         let hides = bytes.iter().map(|&bytes| {
             let replaced = family.replaced_bytes(bytes);
             let in_tables = replaced as f64 / (large * REPLACED_MAX);
