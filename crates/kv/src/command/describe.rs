@@ -6,9 +6,10 @@ use crate::command::args::Args;
 use crate::command::commands::{Describe, NameFilter};
 use crate::command::glob;
 use crate::command::help;
+use crate::command::lookup::{self, Lookup};
 use crate::command::refusal::Refusal;
 use crate::command::spec::{Argument, CommandId, KeyPositions, Spec};
-use crate::command::table::{self, Lookup, TABLE};
+use crate::command::table::TABLE;
 
 /// Answers `COMMAND` and its subcommands.
 pub fn describe(question: Describe<'_>, writer: &mut Writer<'_>) {
@@ -24,7 +25,7 @@ pub fn describe(question: Describe<'_>, writer: &mut Writer<'_>) {
         Describe::Info(names) => {
             writer.array(names.len());
             for name in names.iter() {
-                match table::find_full(name) {
+                match lookup::find_full(name) {
                     Some(spec) => info(spec, writer),
                     None => writer.null(),
                 }
@@ -99,8 +100,8 @@ fn docs(names: Args<'_>, writer: &mut Writer<'_>) {
         return;
     }
     // Unknown names are left out.
-    writer.map(names.iter().filter_map(table::find_full).count());
-    names.iter().filter_map(table::find_full).for_each(|spec| document(spec, writer));
+    writer.map(names.iter().filter_map(lookup::find_full).count());
+    names.iter().filter_map(lookup::find_full).for_each(|spec| document(spec, writer));
 }
 
 fn document(spec: &Spec, writer: &mut Writer<'_>) {
@@ -171,7 +172,7 @@ fn arguments(list: &[Argument], writer: &mut Writer<'_>) {
 
 fn keys(command: Args<'_>, with_flags: bool, writer: &mut Writer<'_>) {
     let second = (command.len() > 1).then(|| command.get(1));
-    let Some(Lookup::Ours(spec)) = table::find(command.get(0), second) else {
+    let Some(Lookup::Ours(spec)) = lookup::find(command.get(0), second) else {
         return Refusal::Text("ERR Invalid command specified").write(writer);
     };
     if spec.keys.first == 0 {

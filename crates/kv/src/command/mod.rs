@@ -1,10 +1,10 @@
 //! Commands: the content of a request, without I/O.
 //!
 //! [`parse`](parse::parse) turns arguments into a [`Command`](commands::Command). `spec` and
-//! `table` describe all commands; `refusal` holds the errors of invalid ones. The values that
-//! commands work with are here too: patterns (`glob`), operations on values (`operation`),
-//! `INCRBYFLOAT`'s numbers (`long_double`). This is the lowest room: it uses `resp` and the
-//! engine's error type, and no other room.
+//! `table` describe all commands, `lookup` finds one by its name; `refusal` holds the errors of
+//! invalid ones. The values that commands work with are here too: patterns (`glob`), operations on
+//! values (`operation`), `INCRBYFLOAT`'s numbers (`long_double`). This is the lowest room: it uses
+//! `resp` and the engine's error type, and no other room.
 
 pub(crate) mod args;
 pub(crate) mod bits;
@@ -16,6 +16,7 @@ pub(crate) mod glob;
 pub(crate) mod help;
 pub(crate) mod lcs;
 pub(crate) mod long_double;
+pub(crate) mod lookup;
 pub(crate) mod operation;
 pub(crate) mod options;
 pub(crate) mod parse;

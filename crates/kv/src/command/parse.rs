@@ -16,6 +16,7 @@ use crate::command::fields::{self, FieldOperation};
 use crate::command::help;
 use crate::command::lcs::LcsOptions;
 use crate::command::long_double::LongDouble;
+use crate::command::lookup::{self, Lookup};
 use crate::command::operation::{Condition, ExpireIf, Operation, PutReply, Transfer};
 use crate::command::options::{
     auth, client_caching, client_kill, client_list, client_name, client_no_evict, client_no_touch,
@@ -27,7 +28,6 @@ use crate::command::options::{
 use crate::command::refusal::Refusal;
 use crate::command::said::{self, Said};
 use crate::command::spec::{CommandId, Spec, takes_count};
-use crate::command::table::{self, Lookup};
 
 /// The permissions of a connection.
 #[derive(Clone, Copy, Debug)]
@@ -82,7 +82,7 @@ pub fn parse(args: Args<'_>, permissions: Permissions) -> Parsed<'_> {
 
 fn parse_any(args: Args<'_>, permissions: Permissions) -> Parsed<'_> {
     let second = (args.len() > 1).then(|| args.get(1));
-    let spec = match table::find(args.get(0), second) {
+    let spec = match lookup::find(args.get(0), second) {
         Some(Lookup::Ours(spec)) => spec,
         other => return Parsed::no_row(without_row(args, other, permissions)),
     };

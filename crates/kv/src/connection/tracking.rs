@@ -16,10 +16,10 @@ use resp::Protocol;
 use crate::client::tracking::{Caching, Named, Tracked, append_own, write_invalidation};
 use crate::command::args::Args;
 use crate::command::commands::{CHANNEL, ClientCommand, Command, TrackingRequest};
+use crate::command::lookup;
 use crate::command::parse::{Parsed, parse};
 use crate::command::refusal::Refusal;
 use crate::command::spec::{CommandId, Spec};
-use crate::command::table;
 use crate::connection::replies::Closing;
 use crate::connection::session::Session;
 use crate::connection::transaction::{Queue, Queued};
@@ -56,9 +56,9 @@ pub(super) struct Uses(BTreeMap<Vec<u8>, Use>);
 fn reader(id: Option<CommandId>, name: &str) -> Option<&'static Spec> {
     if id == Some(CommandId::Get) {
         // The most frequent one.
-        return table::find_full(b"get");
+        return lookup::find_full(b"get");
     }
-    table::find_full(name.as_bytes())
+    lookup::find_full(name.as_bytes())
         .filter(|spec| spec.flags.contains(&"readonly") && spec.keys.first > 0)
 }
 
@@ -347,7 +347,7 @@ impl Session {
                 };
             }
             if let Command::Write(_) = command
-                && let Some(spec) = table::find_full(name.as_bytes())
+                && let Some(spec) = lookup::find_full(name.as_bytes())
             {
                 for at in spec.key_indexes(args.len()) {
                     let used = uses.0.entry(args.get(at).to_vec()).or_default();

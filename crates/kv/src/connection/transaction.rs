@@ -31,11 +31,11 @@ use crate::command::commands::{
     Access, Ask, ClientCommand, Command, Debug, SlowLogCommand, Transaction, WriteCommand,
 };
 use crate::command::fields;
+use crate::command::lookup;
 use crate::command::operation::Operation;
 use crate::command::parse::{Parsed, Permissions, parse};
 use crate::command::refusal::Refusal;
 use crate::command::spec::CommandId;
-use crate::command::table;
 use crate::connection::outgoing::{change_of, put_pairs, range_of};
 use crate::connection::replies::write_answer;
 use crate::connection::session::{Session, owned};
@@ -315,7 +315,7 @@ fn is_put(command: &Command<'_>) -> bool {
 
 /// Whether Redis does not allow a command inside a transaction.
 fn is_forbidden(name: &str) -> bool {
-    table::find_full(name.as_bytes()).is_some_and(|spec| spec.flags.contains(&"no_multi"))
+    lookup::find_full(name.as_bytes()).is_some_and(|spec| spec.flags.contains(&"no_multi"))
 }
 
 /// Whether a command that is not a step may have a reply that is much longer than itself, or has a
