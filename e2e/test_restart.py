@@ -5,6 +5,7 @@ import os
 import random
 import re
 import signal
+import subprocess
 import threading
 import time
 import urllib.request
@@ -14,7 +15,7 @@ import migration
 import millrace
 import pytest
 from test_admin import Node, spec
-from test_disks import Disks, both_forms, image, machine
+from test_disks import Disks, both_forms, image, machine, own_program
 from test_sandbox import has_ended
 
 TICK = r"GUEST TICK ops=[1-9]\d*"
@@ -293,3 +294,31 @@ def test_a_node_that_dies_again_and_again_is_given_up(tmp_path):
         assert re.search(r"starting it again.* pause_ms=3000", node.said()) and "giving up" in node.said()
         assert not (tmp_path / "a.sock").exists()
         node.start()
+
+
+def test_a_program_that_does_not_start_ends_nothing(tmp_path):
+    """The file under the program's name is broken when the node dies: the launcher starts its own program."""
+    spec = f"name=a uri=null:1G socket={tmp_path / 'a.sock'} queues=2"
+    with own_program(tmp_path) as (own, put), Disks(tmp_path / "log", spec, binary=own) as node:
+        guest.wait_for("the node", lambda: " serves " in node.said() or "serving" in node.said())
+        put("#!/bin/sh\nexit 7\n")
+        for nth in range(1, 4):
+            kill_and_wait(node)
+            use = [millrace.BINARY, "bench", "vdisk", "--socket", str(tmp_path / "a.sock"), "--seconds", "0.2", "--json"]
+            guest.wait_for(f"life {nth}", lambda: subprocess.run(use, capture_output=True).returncode == 0)
+        assert node.process.poll() is None
+        assert "the launcher's own is started" in node.said()
+
+
+def test_an_image_that_cannot_be_opened_after_a_kill_delays_only_its_disk(tmp_path):
+    specs = [f"name={name} uri=file:{image(tmp_path / f'{name}.img', 8)} socket={tmp_path / f'{name}.sock'} queues=2" for name in "ab"]
+    use = lambda name: subprocess.run([millrace.BINARY, "bench", "vdisk", "--socket", str(tmp_path / f"{name}.sock"), "--seconds", "0.2", "--json"], capture_output=True).returncode
+    with Disks(tmp_path / "log", *specs) as node:
+        assert use("a") == use("b") == 0
+        (tmp_path / "a.img").rename(tmp_path / "elsewhere.img")
+        kill_and_wait(node)
+        guest.wait_for("the other disk", lambda: use("b") == 0)
+        assert "it is tried again" in node.said()
+        (tmp_path / "elsewhere.img").rename(tmp_path / "a.img")
+        guest.wait_for("the disk", lambda: use("a") == 0)
+        assert node.process.poll() is None

@@ -139,9 +139,7 @@ impl Bdev {
             let device = match layer {
                 Layer::Error(failures) => Device::Failing { over, failures },
                 Layer::Delay { ns } => Device::Delay { over, ns },
-                Layer::Limit { iops, bytes, burst_ns } => {
-                    Device::Limit { over, limit: Limit::new(iops, bytes, burst_ns) }
-                }
+                Layer::Limit(rates) => Device::Limit { over, limit: Limit::new(rates) },
                 Layer::Dirty { path, granule } => {
                     let size_bytes = geometry.size_bytes;
                     let map = match next() {

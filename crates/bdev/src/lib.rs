@@ -41,10 +41,11 @@ pub use error::{Error, ErrorKind};
 pub use geometry::Geometry;
 pub use io::{Done, Full, Io, Kind, QUEUE_DEPTH, Status};
 pub use layers::dirty::{DirtyMap, Taken};
+pub use layers::limit::{Limit, Rates};
 #[cfg(feature = "mutants")]
 #[doc(hidden)]
 pub use mutant::{Mutant, set_mutant};
 #[cfg(feature = "testing")]
 #[doc(hidden)]
 pub use uri::fuzz as fuzz_uri;
-pub use uri::{image_of, uri_under};
+pub use uri::{image_of, parse_rate, uri_under};

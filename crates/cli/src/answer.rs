@@ -3,7 +3,7 @@
 use serde_json::Value;
 
 /// The kinds of requests, under the node's names for them.
-pub const KINDS: [&str; 4] = ["read", "write", "flush", "discard"];
+pub const KINDS: [&str; 5] = ["read", "write", "flush", "discard", "zeroes"];
 
 /// Latencies in a node's histogram: a bucket for each power of two of nanoseconds.
 #[derive(Clone, Debug, Default)]

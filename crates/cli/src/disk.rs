@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use node::{DiskSpec, Request, Size};
+use node::{DiskSpec, LimitChange, Request, Size};
 use reactor::{Core, DriverKind, Mode, Opening};
 use serde_json::{Value, json};
 
@@ -49,6 +49,7 @@ pub fn run(command: DiskCommand) -> Result<(), Failure> {
                 format!("disk {name} now has {size} instead of {old}")
             })
         }
+        DiskCommand::Limit { words, group, node } => limit(&words, group, &node),
         DiskCommand::Stat { name, node } => stat(name, &node),
     }
 }
@@ -152,6 +153,116 @@ fn list(node: &NodeArgs) -> Result<(), Failure> {
     Ok(out.flush()?)
 }
 
+/// Changes limits, or shows them.
+fn limit(words: &[String], group: Option<String>, node: &NodeArgs) -> Result<(), Failure> {
+    let change = limit_change(words, group).map_err(|what| {
+        Failure::new(what).hint("see `millrace disk limit --help` for the settings")
+    })?;
+    let named = LimitChange {
+        name: change.name.clone(),
+        group: change.group.clone().filter(|_| change.name.is_none()),
+        ..LimitChange::default()
+    };
+    if change != named {
+        return call(node, &Request::DiskLimit { change }, |result| {
+            let of = |kind: &str| {
+                result[kind].is_object().then(|| format!("{kind} {}", limits(&result[kind])))
+            };
+            of("disk").or_else(|| of("group")).unwrap_or_default()
+        });
+    }
+    let mut result = Admin::connect(node)?.call(&Request::DiskLimits)?;
+    for (kind, name) in [("disks", &named.name), ("groups", &named.group)] {
+        let all = result[kind].as_array_mut().into_iter().flatten();
+        let wanted = |one: &&mut Value| match (&named.name, &named.group) {
+            (None, None) => true,
+            _ => name.as_ref().is_some_and(|name| one["name"] == name.as_str()),
+        };
+        let all: Vec<Value> = all.filter(wanted).map(|one| one.take()).collect();
+        result[kind] = all.into();
+    }
+    let mut out = Out::new();
+    if node.json {
+        out.json(&result)?;
+        return Ok(out.flush()?);
+    }
+    let mut lines = 0;
+    for (kind, kinds) in [("disk", "disks"), ("group", "groups")] {
+        for one in array(&result, kinds) {
+            out.line(&format!("{kind} {}", limits(one)))?;
+            lines += 1;
+        }
+    }
+    if lines == 0 {
+        out.line("no limits")?;
+    }
+    Ok(out.flush()?)
+}
+
+/// The change that words ask for: the name of a disk first, unless a group's limits change, then
+/// settings.
+fn limit_change(words: &[String], group: Option<String>) -> Result<LimitChange, String> {
+    let mut change = LimitChange { group, ..LimitChange::default() };
+    let mut words = words.iter().peekable();
+    if let Some(name) = words.next_if(|word| !word.contains('=')) {
+        if change.group.is_some() {
+            return Err(format!(
+                "name the disk {name} or a group, not both; group=NAME puts a disk into a group"
+            ));
+        }
+        change.name = Some(name.clone());
+    }
+    if change.name.is_none() && change.group.is_none() && words.peek().is_some() {
+        return Err("name a disk before its settings, or a group with --group".to_owned());
+    }
+    let mut seen = Vec::new();
+    for word in words {
+        let (key, value) =
+            word.split_once('=').ok_or_else(|| format!("'{word}' is not KEY=VALUE"))?;
+        if seen.contains(&key) {
+            return Err(format!("{key} is given twice"));
+        }
+        seen.push(key);
+        let rate = || match value {
+            "off" => Ok(Some(0)),
+            _ => node::parse_rate(key, value)
+                .map(Some)
+                .map_err(|what| format!("{key}={value}: {what}")),
+        };
+        match key {
+            "iops" => change.iops = rate()?,
+            "bytes" => change.bytes_per_second = rate()?,
+            "burst" => change.burst_ns = rate()?,
+            "group" if change.name.is_some() => {
+                change.group = Some(if value == "off" { String::new() } else { value.to_owned() });
+            }
+            "group" => return Err("a group is in no other group".to_owned()),
+            _ => return Err(format!("'{key}' is not one of iops, bytes, burst, group")),
+        }
+    }
+    Ok(change)
+}
+
+/// The limits of a disk or group in words.
+fn limits(one: &Value) -> String {
+    let mut said = Vec::new();
+    if let Some(iops) = one["iops"].as_u64() {
+        said.push(format!("{} requests a second", thousands(iops)));
+    }
+    if let Some(bytes) = one["bytes_per_second"].as_u64() {
+        said.push(format!("{} a second", Size(bytes)));
+    }
+    if said.is_empty() {
+        said.push("no limit of its own".to_owned());
+    } else {
+        said.push(format!("saving {} ms", number(one, "burst_ns") as f64 / 1e6));
+    }
+    if let Some(group) = one["group"].as_str() {
+        said.push(format!("in group {group}"));
+    }
+    format!("{}: {}", text(one, "name"), said.join(", "))
+}
+
 /// Why a disk is not in service: the kind of reason, and its text.
 fn absent(disk: &Value) -> Option<(&'static str, &str)> {
     let told = |kind: &'static str| Some((kind, disk[kind].as_str()?));
@@ -209,6 +320,12 @@ fn describe(disk: &Value) -> String {
     let size = Size(number(disk, "size_bytes"));
     let mut said = format!("disk {name}: {size}{read_only}, {connected}{cache}\n");
     said.push_str(&format!("  {} at {}\n", text(disk, "uri"), text(disk, "socket")));
+    let of = &disk["limits"];
+    if of["iops"].is_u64() || of["bytes_per_second"].is_u64() || of["group"].is_string() {
+        let all = limits(of);
+        let limits = all.split_once(": ").map_or(&*all, |(_, limits)| limits);
+        said.push_str(&format!("  limits: {limits}\n"));
+    }
     let mut rows =
         vec![["", "requests", "bytes", "mean", "p50", "p99", "failed"].map(str::to_owned)];
     for kind in KINDS {
@@ -252,12 +369,49 @@ mod tests {
     use super::*;
 
     #[test]
+    fn limits_are_given_in_words() {
+        let of = |words: &str, group: Option<&str>| {
+            let words: Vec<_> = words.split_whitespace().map(str::to_owned).collect();
+            limit_change(&words, group.map(str::to_owned))
+        };
+        let change = of("vm1 iops=5000 bytes=200M burst=1s group=g", None).unwrap();
+        let expected = LimitChange {
+            name: Some("vm1".into()),
+            group: Some("g".into()),
+            iops: Some(5000),
+            bytes_per_second: Some(200 << 20),
+            burst_ns: Some(1_000_000_000),
+        };
+        assert_eq!(change, expected);
+        let off = of("vm1 iops=off group=off", None).unwrap();
+        assert_eq!((off.iops, off.group.as_deref()), (Some(0), Some("")));
+        assert_eq!(of("iops=1", Some("g")).unwrap().group.as_deref(), Some("g"));
+        for (words, group, expected) in [
+            ("iops=1", None, "name a disk"),
+            ("vm1", Some("g"), "not both"),
+            ("group=h", Some("g"), "in no other group"),
+            ("vm1 iops=1 iops=2", None, "twice"),
+            ("vm1 iops", None, "not KEY=VALUE"),
+            ("vm1 speed=1", None, "'speed' is not one of"),
+            ("vm1 bytes=fast", None, "bytes=fast: "),
+            ("vm1 burst=2000000s", None, "an hour"),
+        ] {
+            let error = of(words, group).unwrap_err();
+            assert!(error.contains(expected), "{words}: {error}");
+        }
+        let one = json!({"name": "a", "iops": 1000, "bytes_per_second": null, "burst_ns": 100_000_000, "group": "g"});
+        assert_eq!(limits(&one), "a: 1,000 requests a second, saving 100 ms, in group g");
+        let none = json!({"name": "a", "iops": null, "bytes_per_second": null, "group": null});
+        assert_eq!(limits(&none), "a: no limit of its own");
+    }
+
+    #[test]
     fn a_disk_is_described_in_words_and_numbers() {
         let kind = json!({"requests": 1234, "bytes": 4096, "errors": 3, "latency": {"sum_ns": 0, "log2_ns": []}});
         let disk = json!({
             "name": "a", "size_bytes": 1 << 30, "connected": true, "write_cache": false,
             "uri": "null:1G", "socket": "/a.sock", "polls": 200, "polls_with_work": 50,
-            "read": kind, "write": kind, "flush": kind, "discard": kind, "kicks": 7,
+            "read": kind, "write": kind, "flush": kind, "discard": kind, "zeroes": kind, "kicks": 7,
             "errors": 12, "no_space": 5,
         });
         let said = describe(&disk);

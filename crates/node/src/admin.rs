@@ -28,6 +28,7 @@ use reactor::{Class, Core, Event, UnixListener, UnixSocket, timeout};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
+use crate::disks::limits::LimitChange;
 use crate::disks::spec::DiskSpec;
 use crate::error::{Error, Kind};
 
@@ -80,6 +81,13 @@ pub enum Request {
         /// The new size may be smaller.
         #[serde(default)]
         shrink: bool,
+    },
+    /// The limits of all disks and groups that have any.
+    DiskLimits,
+    /// Changes the limits of a disk, or of a group of disks.
+    DiskLimit {
+        /// The change.
+        change: LimitChange,
     },
     /// Lists the files that hold the database now, and keeps them for a while: see
     /// [`HOLD_NS`](crate::HOLD_NS).
@@ -179,8 +187,8 @@ impl Request {
     /// Whether it changes nothing and its answer stands for itself, so that it may be sent again
     /// when none came.
     pub fn only_looks(&self) -> bool {
-        use Request::{CompactionStatus, DiskList, DiskStat};
-        matches!(self, DiskList | DiskStat { .. } | CompactionStatus)
+        use Request::{CompactionStatus, DiskLimits, DiskList, DiskStat};
+        matches!(self, DiskList | DiskStat { .. } | DiskLimits | CompactionStatus)
     }
 
     fn parse(line: &[u8]) -> Result<Request, Error> {
@@ -196,6 +204,7 @@ impl Request {
             serde_json::from_value(value).map_err(|error| usage(error.to_string()))?;
         match &request {
             Request::DiskAttach { disk } => disk.check().map_err(usage)?,
+            Request::DiskLimit { change } => change.check().map_err(usage)?,
             Request::Upgrade { program: Some(program) } if !program.is_absolute() => {
                 return Err(usage(format!("{} is not an absolute path", program.display())));
             }

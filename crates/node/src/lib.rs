@@ -37,9 +37,11 @@ mod tls;
 mod upgrade;
 
 pub use admin::{Request, VERSION as ADMIN_VERSION};
+pub use bdev::parse_rate;
 pub use budget::Budget;
 pub use config::{CORE_MEMORY_MIN, Config, DEFAULT_FAMILY, LISTEN_DEFAULT, Sandbox, Settings};
 pub use cores::{Allowed, CoreChoice, place, write_list};
+pub use disks::limits::LimitChange;
 pub use disks::spec::{DiskSpec, QUEUES_MAX};
 pub use disks::state::{ADMIN_SOCKET, STATE_VARIABLE, default_state};
 pub use error::{Error, Kind};

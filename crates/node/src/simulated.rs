@@ -99,7 +99,7 @@ impl Node {
         following: Option<&[DiskSpec]>,
     ) -> Result<Node, String> {
         let resources = Resources::Local(Box::new(LocalResources::new(core, &[], None)), false);
-        let disks = Disks::start(core, resources, disks, following).await;
+        let disks = Disks::start(core, resources, disks, following, false).await;
         let disks = Rc::new(disks.map_err(|error| error.to_string())?);
         let upgrader = Upgrader::new(core, || {}, || false);
         upgrader.ready(disks.clone(), Vec::new(), None);

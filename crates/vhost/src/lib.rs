@@ -31,4 +31,4 @@ pub use target::door::Door;
 #[doc(hidden)]
 pub use target::standalone;
 pub use target::stats::{Counter, KindStats, LATENCY_BUCKETS, Latency, QueueStats};
-pub use target::{Export, Target, TargetOptions, WriteCacheStore};
+pub use target::{Export, Target, TargetOptions, WriteCacheStore, limit_groups, set_group_limits};

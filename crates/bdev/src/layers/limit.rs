@@ -19,30 +19,63 @@ use reactor::Core;
 use crate::channel::Channel;
 use crate::io::{Done, Io, Kind, QUEUE_DEPTH, Status};
 
-/// The budgets that all channels of a device share.
-#[derive(Debug)]
-pub(crate) struct Limit {
-    requests: Option<Budget>,
-    bytes: Option<Budget>,
+/// Rates of requests and bytes, and how much of them an idle device saves.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Rates {
+    /// Requests per second; 0 is no limit.
+    pub iops: u64,
+    /// Bytes of reads and writes per second; 0 is no limit.
+    pub bytes: u64,
+    /// The budget that is saved at most: as much as these nanoseconds earn.
+    pub burst_ns: u64,
 }
 
-#[derive(Debug)]
+impl Rates {
+    /// The default of [`Rates::burst_ns`].
+    pub const BURST_NS: u64 = 100_000_000;
+
+    /// Whether nothing is limited.
+    pub fn are_off(&self) -> bool {
+        self.iops == 0 && self.bytes == 0
+    }
+}
+
+/// The budgets that all channels of a device share, or several devices. Their rates may change.
+#[derive(Debug, Default)]
+pub struct Limit {
+    requests: Budget,
+    bytes: Budget,
+}
+
+#[derive(Debug, Default)]
 struct Budget {
-    per_second: u64,
-    burst_ns: u64,
+    /// 0 is no limit.
+    per_second: AtomicU64,
+    burst_ns: AtomicU64,
     earned_ns: AtomicU64,
 }
 
 impl Budget {
     fn new(per_second: u64, burst_ns: u64) -> Budget {
-        Budget { per_second, burst_ns, earned_ns: AtomicU64::new(0) }
+        Budget { per_second: per_second.into(), burst_ns: burst_ns.into(), ..Budget::default() }
+    }
+
+    /// Changes the rate. What was spent before `now` and is not yet earned is forgotten.
+    fn set(&self, per_second: u64, burst_ns: u64, now: u64) {
+        self.per_second.store(per_second, Ordering::Relaxed);
+        self.burst_ns.store(burst_ns, Ordering::Relaxed);
+        self.earned_ns.fetch_min(now, Ordering::Relaxed);
     }
 
     /// Spends `amount` and returns the time, at least `now`, from which it is available.
     fn spend(&self, now: u64, amount: u64) -> u64 {
-        let cost = u128::from(amount) * 1_000_000_000 / u128::from(self.per_second);
+        let per_second = self.per_second.load(Ordering::Relaxed);
+        if per_second == 0 {
+            return now;
+        }
+        let cost = u128::from(amount) * 1_000_000_000 / u128::from(per_second);
         let cost = u64::try_from(cost).unwrap_or(u64::MAX);
-        let saved = now.saturating_sub(self.burst_ns);
+        let saved = now.saturating_sub(self.burst_ns.load(Ordering::Relaxed));
         let mut earned = self.earned_ns.load(Ordering::Relaxed);
         loop {
             let from = earned.max(saved);
@@ -61,17 +94,50 @@ impl Budget {
 }
 
 impl Limit {
-    pub fn new(iops: Option<u64>, bytes: Option<u64>, burst_ns: u64) -> Limit {
-        let budget = |per_second: u64| Budget::new(per_second, burst_ns);
-        Limit { requests: iops.map(budget), bytes: bytes.map(budget) }
+    /// Budgets that have saved a burst.
+    pub fn new(rates: Rates) -> Limit {
+        let Rates { iops, bytes, burst_ns } = rates;
+        Limit { requests: Budget::new(iops, burst_ns), bytes: Budget::new(bytes, burst_ns) }
     }
 
-    /// The time from which a request may begin.
-    fn spend(&self, now: u64, io: &Io<'_>) -> u64 {
-        let bytes = if let Kind::Read | Kind::Write = io.kind { io.len } else { 0 };
-        let requests = self.requests.as_ref().map_or(now, |budget| budget.spend(now, 1));
-        let bytes = self.bytes.as_ref().map_or(now, |budget| budget.spend(now, bytes));
-        requests.max(bytes)
+    /// Changes the rates. What was spent before `now_ns` and is not yet earned is forgotten.
+    pub fn set(&self, rates: Rates, now_ns: u64) {
+        let Rates { iops, bytes, burst_ns } = rates;
+        self.requests.set(iops, burst_ns, now_ns);
+        self.bytes.set(bytes, burst_ns, now_ns);
+    }
+
+    /// The rates.
+    pub fn rates(&self) -> Rates {
+        Rates {
+            iops: self.requests.per_second.load(Ordering::Relaxed),
+            bytes: self.bytes.per_second.load(Ordering::Relaxed),
+            burst_ns: self.requests.burst_ns.load(Ordering::Relaxed),
+        }
+    }
+
+    /// How far the spending is ahead of the earnings of requests and bytes, in nanoseconds.
+    pub fn ahead_ns(&self, now_ns: u64) -> [u64; 2] {
+        [&self.requests, &self.bytes]
+            .map(|budget| budget.earned_ns.load(Ordering::Relaxed).saturating_sub(now_ns))
+    }
+
+    /// Continues with what another process has spent ahead: [`Limit::ahead_ns`].
+    pub fn set_ahead_ns(&self, ahead_ns: [u64; 2], now_ns: u64) {
+        for (budget, ahead_ns) in [&self.requests, &self.bytes].into_iter().zip(ahead_ns) {
+            budget.earned_ns.store(now_ns.saturating_add(ahead_ns), Ordering::Relaxed);
+        }
+    }
+
+    /// Spends the budget of a part of a request: returns the time, at least `now_ns`, from which it
+    /// may begin. The first part costs a request. Discards and zeroes cost no bytes, a flush costs
+    /// nothing.
+    pub fn spend(&self, now_ns: u64, kind: Kind, len: u64, is_first: bool) -> u64 {
+        if kind == Kind::Flush {
+            return now_ns;
+        }
+        let bytes = if let Kind::Read | Kind::Write = kind { len } else { 0 };
+        self.requests.spend(now_ns, is_first.into()).max(self.bytes.spend(now_ns, bytes))
     }
 }
 
@@ -118,7 +184,7 @@ impl LimitChannel {
     /// As for [`Channel::submit`].
     pub unsafe fn submit(&mut self, limit: &Limit, io: &Io<'_>, done: &mut Vec<Done>) {
         let now = self.core.now_ns();
-        let from = if io.kind == Kind::Flush { now } else { limit.spend(now, io) };
+        let from = limit.spend(now, io.kind, io.len, true);
         if io.kind == Kind::Flush || (from <= now && self.waiting.is_empty()) {
             // SAFETY: by this function's contract.
             if unsafe { self.over.submit(io) }.is_err() {

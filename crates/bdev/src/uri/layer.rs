@@ -6,6 +6,7 @@ use super::params::{Params, count, duration, size};
 use super::{DELAY_MAX_NS, Failures, KINDS, Layer, scheme};
 use crate::error::Error;
 use crate::io::Status;
+use crate::layers::limit::Rates;
 
 /// Makes a layer of its parameters.
 type Parse = fn(&mut Params) -> Result<Layer, Error>;
@@ -116,21 +117,34 @@ fn delay_layer(params: &mut Params) -> Result<Layer, Error> {
     Ok(Layer::Delay { ns })
 }
 
+/// The value of a key of `limit:`: `iops`, `bytes` per second, or `burst` in nanoseconds.
+///
+/// # Errors
+/// When there is no such key, or the value is not one of its.
+pub fn parse_rate(key: &str, text: &str) -> Result<u64, String> {
+    match key {
+        "iops" => count(text),
+        "bytes" => match size(text)? {
+            0 => Err("must not be 0".to_owned()),
+            bytes => Ok(bytes),
+        },
+        "burst" => match duration(text)? {
+            ns if ns <= DELAY_MAX_NS => Ok(ns),
+            _ => Err("must be at most an hour".to_owned()),
+        },
+        _ => Err("is not one of iops, bytes, burst".to_owned()),
+    }
+}
+
 fn limit_layer(params: &mut Params) -> Result<Layer, Error> {
-    let iops = params.take("iops", count)?;
-    let bytes = params.take("bytes", |text| match size(text)? {
-        0 => Err("must not be 0".to_owned()),
-        bytes => Ok(bytes),
-    })?;
-    let burst_ns = params.take("burst", |text| match duration(text)? {
-        ns if ns <= DELAY_MAX_NS => Ok(ns),
-        _ => Err("must be at most an hour".to_owned()),
-    })?;
+    let mut rate = |key| params.take(key, |text| parse_rate(key, text));
+    let (iops, bytes, burst_ns) = (rate("iops")?, rate("bytes")?, rate("burst")?);
     params.end("limit", "iops, bytes, burst")?;
     if iops.is_none() && bytes.is_none() {
         return Err(Error::uri("limit: needs iops=N, bytes=SIZE (each per second) or both"));
     }
-    Ok(Layer::Limit { iops, bytes, burst_ns: burst_ns.unwrap_or(100_000_000) })
+    let (iops, bytes) = (iops.unwrap_or(0), bytes.unwrap_or(0));
+    Ok(Layer::Limit(Rates { iops, bytes, burst_ns: burst_ns.unwrap_or(Rates::BURST_NS) }))
 }
 
 fn dirty_layer(params: &mut Params) -> Result<Layer, Error> {

@@ -24,9 +24,11 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 
 use self::layer::layer;
+pub use self::layer::parse_rate;
 use self::params::{Params, block, decoded, decoded_bytes, escaped, named, size, switch};
 use crate::error::Error;
 use crate::io::Status;
+use crate::layers::limit::Rates;
 
 /// The engine that reads and writes a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -71,14 +73,7 @@ pub(crate) enum Layer {
     Delay {
         ns: [(u64, u64); 5],
     },
-    Limit {
-        /// Requests per second.
-        iops: Option<u64>,
-        /// Bytes per second.
-        bytes: Option<u64>,
-        /// The budget that may be saved up, as the time it takes to save it.
-        burst_ns: u64,
-    },
+    Limit(Rates),
     Dirty {
         /// The path of the bitmap; `None`: an unnamed file.
         path: Option<PathBuf>,
@@ -345,7 +340,7 @@ mod tests {
     #[test]
     fn layers_cover_the_device_after_the_bar() {
         let spec = parse("delay:read=5ms&write=1us..2s|limit:iops=100&bytes=1M&burst=1s|mem:1M");
-        let limit = Layer::Limit { iops: Some(100), bytes: Some(1 << 20), burst_ns: 1_000_000_000 };
+        let limit = Layer::Limit(Rates { iops: 100, bytes: 1 << 20, burst_ns: 1_000_000_000 });
         let (read, write) = ((5_000_000, 5_000_000), (1_000, 2_000_000_000));
         let delay = Layer::Delay { ns: [read, write, (0, 0), (0, 0), (0, 0)] };
         assert_eq!(spec.layers, [limit, delay]);

@@ -98,6 +98,28 @@ pub enum DiskCommand {
         #[command(flatten)]
         node: NodeArgs,
     },
+    /// Limit requests and bytes per second of a disk, or of a group of disks, while guests run
+    #[command(after_help = "Examples:\n  \
+        millrace disk limit vm1 iops=5000 bytes=200M\n  \
+        millrace disk limit vm1 iops=off burst=1s\n  \
+        millrace disk limit vm1 group=tenant1\n  \
+        millrace disk limit --group tenant1 iops=20000\n  \
+        millrace disk limit\n\n\
+        iops counts requests per second, bytes the bytes of reads and writes per second; burst is how \
+        much an idle disk saves, as the time that earns it (100ms). `off` ends a limit or takes a \
+        disk out of its group; what is not named stays. A disk keeps its limits over restarts and \
+        upgrades. Without settings the limits are shown.")]
+    Limit {
+        /// The name of the disk, then settings: iops=N, bytes=SIZE, burst=TIME, group=NAME.
+        #[arg(value_name = "NAME|KEY=VALUE")]
+        words: Vec<String>,
+        /// Limit what all disks of a group do together
+        #[arg(long, value_name = "NAME")]
+        group: Option<String>,
+        /// Which node to ask.
+        #[command(flatten)]
+        node: NodeArgs,
+    },
     /// Show what the disks of a running node have done
     #[command(after_help = "Examples:\n  \
         millrace disk stat\n  \

@@ -36,6 +36,10 @@ impl Disks {
         self.coming.set(self.coming.get() + usize::from(unsettled));
         let Served { spec, target, .. } = served;
         self.remember(&spec, &target, None);
+        let leaves = |disk: &mut Disk| matches!(disk.serving, Err(Absent::Leaves(_)));
+        if self.with(&spec.name, leaves) != Some(true) {
+            self.note_limits(core, &spec, &target);
+        }
         tracing::info!(disk = %spec.name, "taken over from the previous node after its requests");
         self.arrived(core, &spec, Serving { target, serving }).await;
     }

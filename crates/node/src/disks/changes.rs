@@ -5,6 +5,7 @@ use std::rc::Rc;
 use reactor::{Class, Core, timeout};
 
 use super::{Absent, DISKS_MAX, Disk, Disks, STOP_NS, Serving, ends};
+use crate::disks::limits::{AllLimits, LimitChange};
 use crate::disks::spec::{self, DiskSpec};
 use crate::error::{Error, Kind};
 use crate::size::Size;
@@ -167,6 +168,7 @@ impl Disks {
         };
         let resources = self.resources()?;
         resources.forget(&spec).await?;
+        self.limits.borrow_mut().forget(name);
         // A disk that follows may have come meanwhile.
         let was =
             self.with(name, |disk| std::mem::replace(&mut disk.serving, Err(Absent::Leaves(None))));
@@ -186,6 +188,46 @@ impl Disks {
         tracing::info!(disk = %name, "detached a disk");
         let under_way = self.with(name, leaves) == Some(true);
         Ok(Detached { comes_back: !attached, under_way })
+    }
+
+    /// Changes the limits of a disk or of a group, and stores them. Returns all limits. Suspends.
+    ///
+    /// # Errors
+    /// When there is no disk of that name, or the change cannot be stored.
+    pub async fn change_limits(
+        &self,
+        core: &Core,
+        change: &LimitChange,
+    ) -> Result<AllLimits, Error> {
+        let _change = self.change().await?;
+        // Disks that come bring their limits along.
+        self.all_came().map_err(|why| Error::new(Kind::System, why))?;
+        if let Some(name) = &change.name {
+            let at = self.find(name)?;
+            if let Err(why @ Absent::Leaves(_)) = &self.all.borrow()[at].serving {
+                return Err(Error::new(Kind::Usage, format!("disk {name}: {why}")));
+            }
+        }
+        let mut limits = self.limits();
+        limits.change(change).map_err(|what| Error::new(Kind::Usage, what))?;
+        self.resources()?.change_limits(change).await?;
+        self.limits.replace(limits.clone());
+        match (&change.name, &change.group) {
+            (Some(name), _) => {
+                // A disk that could not be opened gets its limits when it can.
+                if let Ok(target) = self.target(name) {
+                    self.apply_limits(core, name, &target);
+                }
+                tracing::info!(disk = %name, limits = ?limits.of_disk(name), "changed its limits");
+            }
+            (None, Some(group)) => {
+                let of_group = limits.of_group(group);
+                vhost::set_group_limits(core, group, of_group.rates());
+                tracing::info!(%group, limits = ?of_group, "changed the limits of a group");
+            }
+            (None, None) => {}
+        }
+        Ok(limits)
     }
 
     /// Changes the size of a disk, in bytes, and tells its guest. Returns the old size. Suspends.

@@ -9,6 +9,7 @@
 
 pub(crate) mod arrivals;
 mod changes;
+pub(crate) mod limits;
 pub(crate) mod protocol;
 pub(crate) mod report;
 pub(crate) mod resources;
@@ -24,6 +25,7 @@ use vhost::{Target, TargetOptions};
 
 pub(crate) use changes::Detached;
 
+use crate::disks::limits::{AllLimits, Limits};
 use crate::disks::protocol::Named;
 use crate::disks::resources::{Ready, Resources};
 use crate::disks::spec::DiskSpec;
@@ -96,6 +98,7 @@ pub(crate) struct Disks {
     all: RefCell<Vec<Disk>>,
     /// The number of disks there ever were: disks begin on the cores in turn.
     begun: Cell<usize>,
+    limits: RefCell<AllLimits>,
     changing: Cell<bool>,
     /// The current change is an upgrade.
     handing_over: Cell<bool>,
@@ -118,22 +121,27 @@ impl Disks {
     ///
     /// # Errors
     /// When a device cannot be opened, or another process listens on a socket. With a predecessor
-    /// (`following`) this is only logged, because the other disks are already served.
+    /// (`following`) this is only logged, because the other disks are already served. If a node
+    /// that has died had them (`restarted`), it is logged, and [`Disks::open_lost`] tries
+    /// again.
     pub async fn start(
         core: &Core,
         resources: Resources,
         taken: Vec<(Served, JoinHandle<()>)>,
         following: Option<&[DiskSpec]>,
+        restarted: bool,
     ) -> Result<Disks, Error> {
         let named = resources.disks().await?;
+        let limits = resources.limits().await?.into();
         let takes_over = following.is_some();
         let following = following.unwrap_or_default();
         let resources = Some(Rc::new(resources));
         let begun = taken.len() + following.len();
-        let disks = Disks { resources, begun: begun.into(), ..Disks::default() };
+        let disks = Disks { resources, begun: begun.into(), limits, ..Disks::default() };
         let known = |spec: &DiskSpec| named.iter().find(|named| named.spec.name == spec.name);
         for (Served { spec, target, .. }, serving) in taken {
             disks.remember(&spec, &target, known(&spec).and_then(|named| named.write_cache));
+            disks.note_limits(core, &spec, &target);
             let attached = known(&spec).is_none_or(|named| named.attached);
             let serving = Ok(Serving { target, serving });
             disks.all.borrow_mut().push(Disk { spec, attached, serving });
@@ -149,6 +157,11 @@ impl Disks {
                 continue;
             }
             let serving = match disks.serve(core, &spec).await {
+                Err(error) if restarted && !takes_over => {
+                    tracing::error!("{error}; it is tried again");
+                    disks.coming.set(disks.coming.get() + 1);
+                    Err(Absent::Lost)
+                }
                 Err(error) if attached || takes_over => {
                     tracing::error!("{error}; it stays configured for the next start");
                     Err(Absent::Failed(error.to_string()))
@@ -158,6 +171,24 @@ impl Disks {
             disks.all.borrow_mut().push(Disk { spec, attached, serving });
         }
         Ok(disks)
+    }
+
+    /// Opens the disks of a node that has died which could not be opened at the start.
+    pub fn open_lost(self: &Rc<Self>, core: &Core) {
+        let mut lost = Vec::new();
+        self.each(|disk| {
+            if let Err(Absent::Lost) = disk.serving {
+                lost.push(disk.spec.clone());
+            }
+        });
+        for spec in lost {
+            let (disks, again, opener) = (self.clone(), core.clone(), self.clone());
+            core.spawn(Class::Control, async move {
+                let open = async |spec: &DiskSpec| opener.open(&again, spec).await;
+                let lost = arrivals::Lost { spec, device: None, statistics: Vec::new() };
+                disks.open_again(&again, lost, open).await;
+            });
+        }
     }
 
     /// Starts the disks that a changed configuration has named since the start; logs those that
@@ -210,6 +241,7 @@ impl Disks {
         tracing::info!(disk = %name, uri = %spec.uri, socket = %spec.socket.display(), "serving a disk");
         let target = Target::new(core, device, options);
         self.remember(spec, &target, write_cache);
+        self.apply_limits(core, &spec.name, &target);
         let serving = {
             let target = target.clone();
             core.spawn(Class::Control, async move { target.serve(door).await })
@@ -224,6 +256,34 @@ impl Disks {
             let keeper = move |told| resources.keep_write_cache(&spec, told);
             target.remember(known, Box::new(keeper));
         }
+    }
+
+    /// Gives a disk the limits that it and its group have.
+    fn apply_limits(&self, core: &Core, name: &str, target: &Target) {
+        let limits = self.limits.borrow();
+        let own = limits.of_disk(name);
+        target.set_limits(own.rates());
+        target.join_group(own.group.as_deref());
+        if let Some(group) = &own.group {
+            vhost::set_group_limits(core, group, limits.of_group(group).rates());
+        }
+    }
+
+    /// Notes the limits with which a disk has come from the predecessor.
+    fn note_limits(&self, core: &Core, spec: &DiskSpec, target: &Target) {
+        let mut limits = self.limits.borrow_mut();
+        let (rates, group) = target.limits();
+        limits.note(&spec.name, Limits::of(rates, group));
+        for (group, rates, _) in vhost::limit_groups(core) {
+            if !rates.are_off() {
+                limits.groups.insert(group, Limits::of(rates, None));
+            }
+        }
+    }
+
+    /// The limits of disks and groups.
+    pub fn limits(&self) -> AllLimits {
+        self.limits.borrow().clone()
     }
 
     /// Whether no disk has yet to come from the predecessor.
@@ -394,7 +454,8 @@ mod tests {
             };
             let resources = Resources::Local(Box::new(LocalResources::new(&core, &[], None)), true);
             let following = [spec("s"), spec("t")];
-            let disks = Disks::start(&core, resources, Vec::new(), Some(&following)).await.unwrap();
+            let disks =
+                Disks::start(&core, resources, Vec::new(), Some(&following), false).await.unwrap();
             let disks = Rc::new(disks);
             let error = disks.detach(&core, "s", false).await.unwrap_err();
             assert!(error.to_string().contains("disk s follows"), "{error}");

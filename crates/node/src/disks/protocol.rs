@@ -6,10 +6,11 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
+use crate::disks::limits::LimitChange;
 use crate::disks::spec::DiskSpec;
 
 /// The version of the protocol between a node and its launcher.
-pub(crate) const VERSION: u32 = 2;
+pub(crate) const VERSION: u32 = 3;
 
 /// A request of a confined node to its launcher.
 #[derive(Debug, Serialize, Deserialize)]
@@ -30,6 +31,10 @@ pub(crate) enum ToLauncher {
     Forget { name: String },
     /// Store what a disk's guest was told of its write cache.
     WriteCache { name: String, told: Option<bool> },
+    /// The limits of disks and groups: [`AllLimits`](super::limits::AllLimits).
+    Limits,
+    /// Store a change of limits.
+    ChangeLimits { change: LimitChange },
     /// The node serves.
     Serving,
 }
@@ -45,6 +50,8 @@ pub(crate) struct Hello {
     pub holes: BTreeMap<String, Option<bool>>,
     /// The socket for metrics comes along.
     pub metrics: bool,
+    /// A node has served before: the front ends of its disks may wait.
+    pub restarted: bool,
 }
 
 /// A disk that an operator has named.

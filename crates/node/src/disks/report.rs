@@ -3,10 +3,14 @@
 //! A disk's numbers are sums over its rings. The rings' cores continue to count meanwhile, so the
 //! numbers belong only roughly to one moment.
 
+use std::collections::BTreeMap;
+
+use bdev::Rates;
 use kv::Exposition;
 use serde_json::{Value, json};
 use vhost::{Counter, KindStats, LATENCY_BUCKETS, Latency, QueueStats};
 
+use crate::disks::limits::{AllLimits, LimitChange, Limits};
 use crate::disks::{Absent, Disk, Disks};
 
 /// Sums over all rings for requests of one kind.
@@ -24,11 +28,12 @@ struct KindTotal {
 type Of = fn(&QueueStats) -> &KindStats;
 
 /// The kinds and their names.
-const KINDS: [(&str, Of); 4] = [
+const KINDS: [(&str, Of); 5] = [
     ("read", |ring| &ring.reads),
     ("write", |ring| &ring.writes),
     ("flush", |ring| &ring.flushes),
     ("discard", |ring| &ring.discards),
+    ("zeroes", |ring| &ring.zeroes),
 ];
 
 impl KindTotal {
@@ -109,6 +114,38 @@ pub(crate) fn short(disk: &Disk) -> Value {
     value
 }
 
+/// All limits.
+pub(crate) fn limits(all: &AllLimits) -> Value {
+    let of = |all: &BTreeMap<String, Limits>| -> Vec<Value> {
+        all.iter().map(|(name, limits)| rates(name, limits)).collect()
+    };
+    json!({"disks": of(&all.disks), "groups": of(&all.groups)})
+}
+
+/// The limits after a change.
+pub(crate) fn limited(change: &LimitChange, all: &AllLimits) -> Value {
+    match (&change.name, &change.group) {
+        (Some(name), _) => json!({"disk": rates(name, &all.of_disk(name))}),
+        (None, group) => {
+            let group = group.clone().unwrap_or_default();
+            json!({"group": rates(&group, &all.of_group(&group))})
+        }
+    }
+}
+
+/// The limits of one disk or group; what is not limited is null.
+fn rates(name: &str, limits: &Limits) -> Value {
+    let Rates { iops, bytes, burst_ns } = limits.rates();
+    let limited = |rate: u64| (rate > 0).then_some(rate);
+    json!({
+        "name": name,
+        "iops": limited(iops),
+        "bytes_per_second": limited(bytes),
+        "burst_ns": burst_ns,
+        "group": limits.group,
+    })
+}
+
 /// All counters of a disk.
 pub(crate) fn long(disk: &Disk) -> Value {
     let mut value = short(disk);
@@ -117,6 +154,8 @@ pub(crate) fn long(disk: &Disk) -> Value {
         value["block_bytes"] = geometry.block_size.into();
         value["write_cache"] = serving.target.write_cache().into();
         value["depth"] = sum(disk, |ring| &ring.depth).into();
+        let (limits, group) = serving.target.limits();
+        value["limits"] = rates(&disk.spec.name, &Limits::of(limits, group));
     }
     for (name, _, of) in COUNTS {
         value[name] = sum(disk, of).into();
@@ -146,7 +185,7 @@ pub(crate) fn metrics(text: &mut Exposition, disks: &Disks) {
     disks.each(|disk| {
         let gauges = disk.serving.as_ref().ok().map(|serving| {
             let target = &serving.target;
-            (target.device().size_bytes(), target.is_connected())
+            (target.device().size_bytes(), target.is_connected(), target.limits().0)
         });
         names.push((disk.spec.name.clone(), gauges, sum(disk, |ring| &ring.depth)));
         counts.push(COUNTS.map(|(_, _, of)| sum(disk, of)));
@@ -161,13 +200,28 @@ pub(crate) fn metrics(text: &mut Exposition, disks: &Disks) {
     }
     metric = text.gauge("disk_size_bytes", "Size of a disk");
     for (name, gauges, _) in &names {
-        metric = metric.labelled(&[("disk", name)], gauges.map_or(0, |(size, _)| size));
+        metric = metric.labelled(&[("disk", name)], gauges.map_or(0, |(size, ..)| size));
     }
     metric = text.gauge("disk_connected", "1 while a virtual machine is connected to a disk");
     for (name, gauges, _) in &names {
-        let connected = gauges.is_some_and(|(_, connected)| connected);
+        let connected = gauges.is_some_and(|(_, connected, _)| connected);
         metric = metric.labelled(&[("disk", name)], u8::from(connected));
     }
+    let mut limits = |name: &str, help: &str, of: fn(Rates) -> u64| {
+        let mut metric = text.gauge(name, help);
+        for (name, gauges, _) in &names {
+            let rate = gauges.map_or(0, |(.., rates)| of(rates));
+            metric = metric.labelled(&[("disk", name)], rate);
+        }
+    };
+    limits("disk_limit_iops", "Limit of a disk's requests per second; 0 if there is none", |of| {
+        of.iops
+    });
+    limits(
+        "disk_limit_bytes_per_second",
+        "Limit of the bytes that a disk reads and writes per second; 0 if there is none",
+        |of| of.bytes,
+    );
     metric = text.gauge("disk_depth", "Requests that a disk has at the moment");
     for (name, _, depth) in &names {
         metric = metric.labelled(&[("disk", name)], depth);

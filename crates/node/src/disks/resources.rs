@@ -5,6 +5,7 @@
 //! it descriptors. A node that is not confined takes the same steps itself, with
 //! [`LocalResources`], on which the launcher works too.
 
+use std::cell::RefCell;
 use std::future::Future;
 use std::path::Path;
 use std::pin::Pin;
@@ -14,6 +15,7 @@ use bdev::{Bdev, ErrorKind, Parts};
 use reactor::{Core, UnixListener};
 use vhost::Door;
 
+use crate::disks::limits::{AllLimits, LimitChange};
 use crate::disks::protocol::{Named, Opened, ToLauncher};
 use crate::disks::spec::DiskSpec;
 use crate::disks::state::State;
@@ -34,11 +36,14 @@ pub(crate) struct LocalResources {
     /// The disks of the command line and the configuration file.
     asked: Vec<DiskSpec>,
     state: Option<State>,
+    /// The limits of disks and groups, without a state directory.
+    limits: RefCell<AllLimits>,
 }
 
 impl LocalResources {
     pub fn new(core: &Core, asked: &[DiskSpec], state: Option<State>) -> LocalResources {
-        LocalResources { core: core.clone(), asked: asked.to_vec(), state }
+        let limits = RefCell::default();
+        LocalResources { core: core.clone(), asked: asked.to_vec(), state, limits }
     }
 
     /// Whether attached disks come back after a restart.
@@ -82,7 +87,41 @@ impl LocalResources {
     pub async fn forget(&self, spec: &DiskSpec) -> Result<(), Error> {
         match &self.state {
             Some(state) => state.forget_disk(&spec.name, &spec.socket).await.map_err(system),
-            None => Ok(()),
+            None => {
+                self.limits.borrow_mut().forget(&spec.name);
+                Ok(())
+            }
+        }
+    }
+
+    /// The limits of disks and groups.
+    pub fn limits(&self) -> AllLimits {
+        match &self.state {
+            Some(state) => state.limits(),
+            None => self.limits.borrow().clone(),
+        }
+    }
+
+    /// Those that no state directory has.
+    pub fn limits_in_memory(&self) -> AllLimits {
+        self.limits.borrow().clone()
+    }
+
+    /// Sets those that no state directory has.
+    pub fn set_limits_in_memory(&self, limits: AllLimits) {
+        self.limits.replace(limits);
+    }
+
+    /// Changes them; suspends until the change is durable, if there is a state directory.
+    pub async fn change_limits(&self, change: &LimitChange) -> Result<(), Error> {
+        match &self.state {
+            Some(state) => state.change_limits(change).await.map_err(system),
+            None => {
+                let mut limits = self.limits.borrow().clone();
+                limits.change(change).map_err(|what| Error::new(Kind::Usage, what))?;
+                self.limits.replace(limits);
+                Ok(())
+            }
         }
     }
 
@@ -237,6 +276,25 @@ impl Resources {
             Resources::Launcher(channel, _) => {
                 let forget = ToLauncher::Forget { name: spec.name.clone() };
                 channel.ask(&forget, &[]).await.map(drop)
+            }
+        }
+    }
+
+    /// The limits of disks and groups. Suspends.
+    pub async fn limits(&self) -> Result<AllLimits, Error> {
+        match self {
+            Resources::Local(local, _) => Ok(local.limits()),
+            Resources::Launcher(channel, _) => channel.ask(&ToLauncher::Limits, &[]).await?.read(),
+        }
+    }
+
+    /// Stores a change of limits for the next start. Suspends until that is durable.
+    pub async fn change_limits(&self, change: &LimitChange) -> Result<(), Error> {
+        match self {
+            Resources::Local(local, _) => local.change_limits(change).await,
+            Resources::Launcher(channel, _) => {
+                let change = ToLauncher::ChangeLimits { change: change.clone() };
+                channel.ask(&change, &[]).await.map(drop)
             }
         }
     }

@@ -15,6 +15,7 @@ use fs::Dir;
 use reactor::{Core, Event, LockGuard};
 use serde::{Deserialize, Serialize};
 
+use crate::disks::limits::{AllLimits, LimitChange};
 use crate::disks::spec::{self, DiskSpec};
 use crate::error::{Error, Kind};
 
@@ -57,6 +58,8 @@ struct StateFile {
     disks: Vec<DiskSpec>,
     /// By socket, which is how a front end names a disk.
     write_cache: BTreeMap<String, bool>,
+    #[serde(default, skip_serializing_if = "AllLimits::is_empty")]
+    limits: AllLimits,
 }
 
 /// An open state directory.
@@ -183,8 +186,23 @@ impl State {
         self.change(|kept| {
             kept.disks.retain(|kept| kept.name != disk);
             kept.write_cache.remove(&name(socket));
+            kept.limits.forget(disk);
         })
         .await
+    }
+
+    /// The limits of disks and groups.
+    pub fn limits(&self) -> AllLimits {
+        self.kept.borrow().limits.clone()
+    }
+
+    /// Stores a change of limits. Suspends until it is durable.
+    ///
+    /// # Errors
+    /// When it means nothing or cannot be written; then nothing has changed.
+    pub async fn change_limits(&self, change: &LimitChange) -> Result<(), String> {
+        self.limits().change(change)?;
+        self.change(|kept| drop(kept.limits.change(change))).await
     }
 
     /// Stores what the front ends at a socket were told. Suspends until it is durable.
@@ -283,6 +301,20 @@ mod tests {
                 assert_eq!(state.write_cache(socket), Some(false));
                 state.forget_disk("b", socket).await.unwrap();
                 assert_eq!((state.disks().len(), state.write_cache(socket)), (1, None));
+                let iops = Some(5);
+                let of = |name: &str| LimitChange {
+                    name: Some(name.into()),
+                    iops,
+                    ..LimitChange::default()
+                };
+                state.change_limits(&of("a")).await.unwrap();
+                state.change_limits(&of("x")).await.unwrap();
+                drop(state);
+                let state = State::open(&core, &there).await.unwrap();
+                assert_eq!(state.limits().of_disk("x").iops, 5);
+                state.forget_disk("x", socket).await.unwrap();
+                let left = state.limits();
+                assert_eq!((left.of_disk("x").iops, left.of_disk("a").iops), (0, 5));
             }
         })
         .unwrap();

@@ -133,7 +133,9 @@ impl Launcher {
                 let holes = open.iter().map(|(name, open)| (name.clone(), open.holes)).collect();
                 let (admin, remembers) = (self.admin.clone(), self.resources.remembers());
                 let metrics = listener.is_some();
-                let (text, _) = json_answer(&Hello { admin, remembers, holes, metrics })?;
+                let restarted = self.has_served.get();
+                let hello = Hello { admin, remembers, holes, metrics, restarted };
+                let (text, _) = json_answer(&hello)?;
                 Ok((text, node.line.take().into_iter().chain(listener).collect()))
             }
             ToLauncher::Disks => json_answer(&self.resources.disks()),
@@ -179,6 +181,15 @@ impl Launcher {
                 let socket = self.open.borrow().get(&name).map(|open| open.spec.socket.clone());
                 let socket = socket.ok_or_else(|| unasked(&name, "known"))?;
                 self.resources.keep_write_cache(&socket, told).await?;
+                json_answer(&())
+            }
+            ToLauncher::Limits => json_answer(&self.resources.limits()),
+            ToLauncher::ChangeLimits { change } => {
+                if !self.orders.borrow().contains(&Order::Limit(change.clone())) {
+                    let name = change.name.or(change.group).unwrap_or_default();
+                    return Err(unasked(&name, "limited"));
+                }
+                self.resources.change_limits(&change).await?;
                 json_answer(&())
             }
         }

@@ -21,6 +21,7 @@ use super::front_door::{DoorState, FrontDoor};
 use super::{Launcher, VARIABLE, system};
 use crate::config::Config;
 use crate::disks::DISKS_MAX;
+use crate::disks::limits::AllLimits;
 use crate::disks::resources::LocalResources;
 use crate::disks::spec::DiskSpec;
 use crate::disks::state::State;
@@ -66,6 +67,9 @@ struct Estate {
     admin: Option<PathBuf>,
     locked: bool,
     open: Vec<DiskText>,
+    /// The limits of disks, without a state directory.
+    #[serde(default, skip_serializing_if = "AllLimits::is_empty")]
+    limits: AllLimits,
 }
 
 /// A disk of the estate.
@@ -125,6 +129,7 @@ impl Beginning {
             None => None,
         };
         let resources = LocalResources::new(core, &config.disks, state);
+        resources.set_limits_in_memory(estate.limits);
         let mut open = BTreeMap::new();
         for DiskText { spec, holes, memory, door } in estate.open {
             let limits = Limits { body_bytes: 0, descriptors: DISK_DESCRIPTORS };
@@ -171,6 +176,7 @@ impl Launcher {
                 admin: self.admin.clone(),
                 locked: lock.is_some(),
                 open,
+                limits: self.resources.limits_in_memory(),
             };
             let text = serde_json::to_vec(&estate).map_err(|error| error.to_string())?;
             let kept = serde_json::to_string(&self.kept_config).map_err(|e| e.to_string())?;

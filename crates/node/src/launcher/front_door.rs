@@ -224,6 +224,7 @@ impl FrontDoor {
     async fn run(self: Rc<Self>) {
         loop {
             if self.session.borrow().is_some() {
+                self.pass_on().await;
                 self.serve().await;
                 self.session.replace(None);
             }
@@ -247,14 +248,32 @@ impl FrontDoor {
             }
         };
         let keeper = Keeper::new(socket.peer_pid().unwrap_or(0));
-        let mut session = Session { socket: Some(socket), packets: None, keeper, told: false };
-        if let Some(door) = &*self.door.borrow()
-            && let Err(error) = self.pass(&mut session, door)
-        {
-            // The node has died; the next one gets it.
-            tracing::debug!(disk = self.name, "passing a connection on: {error}");
-        }
+        let session = Session { socket: Some(socket), packets: None, keeper, told: false };
         self.session.replace(Some(session));
+    }
+
+    /// Passes the connection to the node, if there is one that does not have it.
+    async fn pass_on(&self) {
+        loop {
+            let passed = match (&*self.door.borrow(), &mut *self.session.borrow_mut()) {
+                (Some(door), Some(session)) if session.packets.is_none() => {
+                    self.pass(session, door)
+                }
+                _ => return,
+            };
+            match passed {
+                Ok(()) => return,
+                Err(error) if has_gone(&error) => {
+                    // The node has died; the next one gets it.
+                    return tracing::debug!(disk = self.name, "passing a connection on: {error}");
+                }
+                // The system has no descriptors left, for example.
+                Err(error) => {
+                    tracing::warn!(disk = self.name, "passing a connection on: {error}");
+                    self.core.sleep_ns(ACCEPT_NS).await;
+                }
+            }
+        }
     }
 
     /// Serves the connection to its end.
@@ -424,4 +443,10 @@ impl FrontDoor {
         front_door.session.replace(session);
         Ok(front_door)
     }
+}
+
+/// Whether an error says that the process at the other end has gone.
+fn has_gone(error: &io::Error) -> bool {
+    use io::ErrorKind::{BrokenPipe, ConnectionRefused, ConnectionReset, NotConnected};
+    matches!(error.kind(), BrokenPipe | ConnectionRefused | ConnectionReset | NotConnected)
 }

@@ -96,6 +96,8 @@ const PAUSE_MAX_NS: u64 = 3_000_000_000;
 /// When a spare node is started after the node serves, and after a spare node has died.
 const SPARE_NS: u64 = 1_000_000_000;
 const SPARE_AGAIN_NS: u64 = 60_000_000_000;
+/// The program of this process, whatever has its name now.
+const THIS_PROGRAM: &str = "/proc/self/exe";
 /// How often the log file's name is checked.
 const LOG_POLL_NS: u64 = 1_000_000_000;
 
@@ -178,6 +180,8 @@ struct Launcher {
     kept_config: KeptConfig,
     /// A node has served.
     has_served: Cell<bool>,
+    /// The node was started from this program because the one under its name does not start.
+    uses_own: Cell<bool>,
     upgrading: Cell<bool>,
     /// The number of upgrades that wait for the one before them.
     waiting: Cell<usize>,
@@ -216,6 +220,7 @@ impl Launcher {
             metrics: config.metrics,
             kept_config: KeptConfig::of(config),
             has_served: Cell::new(node.is_serving()),
+            uses_own: Cell::new(false),
             upgrading: Cell::new(false),
             waiting: Cell::new(0),
             stopping: Cell::new(false),
@@ -340,12 +345,19 @@ impl Launcher {
     /// Starts a node again that a signal has ended. Returns false if that is not wanted, or not
     /// possible.
     async fn starts_again(self: &Rc<Self>, status: WaitStatus, deaths: u32) -> bool {
-        let WaitStatus::Signaled(_, signal, _) = status else { return false };
+        // The file under this program's name may have been replaced by another one.
+        let has_begun = self.current.borrow().begun().is_some_and(|begun| begun.is_ok());
+        let (signal, program) = match status {
+            WaitStatus::Signaled(_, signal, _) => (signal as i32, own_program()),
+            WaitStatus::Exited(..) if !has_begun && !self.uses_own.replace(true) => {
+                (0, Ok(THIS_PROGRAM.into()))
+            }
+            _ => return false,
+        };
         self.has_served.set(self.has_served.get() || self.current.borrow().is_serving());
         if self.stopping.get() || !self.has_served.get() {
             return false;
         }
-        let signal = signal as i32;
         if deaths > DEATHS_MAX {
             tracing::error!(
                 signal,
@@ -357,18 +369,23 @@ impl Launcher {
             None => 0,
             Some(nth) => (PAUSE_NS << nth).min(PAUSE_MAX_NS),
         };
-        tracing::error!(
-            signal,
-            deaths,
-            pause_ms = ns / 1_000_000,
-            "the node was ended by a signal: starting it again"
-        );
+        if signal == 0 {
+            tracing::error!("the program does not start: the launcher's own is started instead");
+        } else {
+            self.uses_own.set(false);
+            tracing::error!(
+                signal,
+                deaths,
+                pause_ms = ns / 1_000_000,
+                "the node was ended by a signal: starting it again"
+            );
+        }
         let stopping = self.changed.wait_until(|| self.stopping.get());
         if ns > 0 && timeout(&self.core, ns, stopping).await.is_ok() {
             return false;
         }
         let spare = self.spare.take().filter(|spare| !spare.has_ended());
-        let node = match (spare, own_program()) {
+        let node = match (spare, program) {
             (Some(spare), _) => {
                 tracing::info!(node = spare.pid.as_raw(), "the spare node takes its place");
                 Ok(spare)

@@ -10,6 +10,7 @@ use serde::de::IgnoredAny;
 use super::child::Child;
 use super::{Launcher, within};
 use crate::admin::{Commands, Request};
+use crate::disks::limits::LimitChange;
 use crate::disks::spec::DiskSpec;
 use crate::error::{Error, Kind};
 use crate::launcher::to_node::ToNode;
@@ -37,6 +38,7 @@ fn unknown() -> Error {
 pub(super) enum Order {
     Attach(DiskSpec),
     Detach(String),
+    Limit(LimitChange),
 }
 
 impl Launcher {
@@ -82,6 +84,7 @@ impl Commands for Operators {
         let order = match &request {
             Request::DiskAttach { disk } => Some(Order::Attach(disk.clone())),
             Request::DiskDetach { name, .. } => Some(Order::Detach(name.clone())),
+            Request::DiskLimit { change } => Some(Order::Limit(change.clone())),
             Request::Upgrade { program } => {
                 let to = async |program: &Path| launcher.upgrade(program).await;
                 let done = upgraded(program.clone(), to).await?;

@@ -17,8 +17,10 @@ use crate::upgrade::{START_NS, Successor};
 
 /// How long clients at the admin socket may stay when the program is about to be replaced.
 const CLIENTS_NS: u64 = 1_000_000_000;
-/// How long a handover may take: the sum of its own limits, and a margin.
-const HAND_OVER_NS: u64 = 30_000_000_000;
+/// How long a handover may take: the sum of its own limits, and a margin; and so much more for each
+/// disk. A successor that was killed after it had taken a disk would end everything.
+const HAND_OVER_NS: u64 = 60_000_000_000;
+const HAND_OVER_DISK_NS: u64 = 25_000_000;
 /// How long a process that has closed its end may take to be seen as ended.
 const ABOUT_TO_END_NS: u64 = 5_000_000;
 /// How long the report of an upgrade waits until the successor has opened the database.
@@ -38,6 +40,8 @@ impl Launcher {
         if self.stopping.get() || !old.is_serving() || self.upgrading.replace(true) {
             return Err("not now: the node is starting, ending or being upgraded".to_owned());
         }
+        // If the successor dies before it serves, it is started again.
+        self.has_served.set(true);
         tracing::info!(program = %program.display(), "starting a successor");
         let replaced = self.replace(&old, program).await;
         match &replaced {
@@ -145,7 +149,9 @@ impl Launcher {
             let line = [ours.into()];
             asked_ns.set(self.core.now_ns());
             let asked = old.channel.ask(&ToNode::HandOver, &line);
-            let answer = within(&self.core, HAND_OVER_NS, asked).await;
+            let disks = self.open.borrow().len() as u64;
+            let ns = HAND_OVER_NS + disks * HAND_OVER_DISK_NS;
+            let answer = within(&self.core, ns, asked).await;
             answer.and_then(|answer| answer.read::<u64>()).map_err(|error| error.to_string())
         };
         match handed.await {

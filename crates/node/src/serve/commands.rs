@@ -63,6 +63,11 @@ impl Admin {
                 let old = disks.resize(&name, size_bytes, shrink).await?;
                 Ok(json!({"name": name, "old_size_bytes": old, "size_bytes": size_bytes}))
             }
+            Request::DiskLimits => Ok(report::limits(&disks.limits())),
+            Request::DiskLimit { change } => {
+                let all = disks.change_limits(core, &change).await?;
+                Ok(report::limited(&change, &all))
+            }
             Request::FilesHold { log_bytes_max } => self.holds.begin(log_bytes_max).await,
             Request::FilesRenew { hold } => self.holds.renew(hold),
             Request::FilesRelease { hold } => self.holds.release(hold),

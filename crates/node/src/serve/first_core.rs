@@ -152,11 +152,13 @@ impl FirstCore {
         };
         let following = before.as_ref().map(|before| before.following());
         let taken = std::mem::take(&mut self.taken);
-        let started = Disks::start(core, resources, taken, following).await;
+        let restarted = self.link.as_ref().is_some_and(|link| link.hello.restarted);
+        let started = Disks::start(core, resources, taken, following, restarted).await;
         if let (Err(_), Some((path, _))) = (&started, &self.admin) {
             remove(path);
         }
         let disks = Rc::new(started?);
+        disks.open_lost(core);
         if let Some(before) = before {
             let (again, opener) = (core.clone(), disks.clone());
             let open = async move |spec: &DiskSpec| opener.open(&again, spec).await;

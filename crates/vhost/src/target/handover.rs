@@ -2,6 +2,7 @@
 
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
+use bdev::{Limit, Rates};
 use reactor::{UnixPackets, UnixSocket};
 
 use crate::protocol::config::SECTOR_BYTES;
@@ -10,7 +11,14 @@ use crate::target::connection::{Connection, Refused};
 use crate::target::door::Door;
 use crate::target::link::{KeptLink, Link};
 use crate::target::queue::Hold;
-use crate::target::{Export, Target};
+use crate::target::{Export, Target, set_group_limits};
+
+/// Names of a limit's numbers in the state of a disk: docs/formats/handover.md.
+const LIMIT_NAMES: [&str; 5] = ["iops", "bytes", "burst-ns", "requests-ahead-ns", "bytes-ahead-ns"];
+/// Before each name of the group's limit.
+const GROUP_PREFIX: &str = "group-";
+/// Before the group's name.
+const GROUP_NAME: &str = "group=";
 
 impl Target {
     /// Everything that a successor needs of a quiesced disk.
@@ -23,6 +31,7 @@ impl Target {
             name: self.options.name.clone(),
             capacity_sectors: self.device.geometry().size_bytes / SECTOR_BYTES,
             statistics: self.statistics(),
+            limits: self.export_limits(),
             listening: true,
             flush_failed: self.device.flush_failed(),
             in_flight: self.in_flight(),
@@ -68,6 +77,7 @@ impl Target {
         let door = Door::from_fd(&self.core, listener)
             .map_err(|error| format!("the listening socket: {error}"))?;
         self.take_statistics(&state.statistics);
+        self.take_limits(&state.limits);
         self.take_size(state.capacity_sectors.saturating_mul(SECTOR_BYTES));
         if state.flush_failed {
             self.device.set_flush_failed();
@@ -111,6 +121,52 @@ impl Target {
             );
         }
         self.device.set_taken_size(size_bytes);
+    }
+
+    /// The limits of the disk and of its group, and what is spent ahead, as named numbers; nothing
+    /// if there are none.
+    fn export_limits(&self) -> Vec<(String, u64)> {
+        let mut all = Vec::new();
+        let now_ns = self.core.now_ns();
+        let mut add = |prefix: &str, limit: &Limit| {
+            let (Rates { iops, bytes, burst_ns }, ahead) = (limit.rates(), limit.ahead_ns(now_ns));
+            let values = [iops, bytes, burst_ns, ahead[0], ahead[1]];
+            let named = LIMIT_NAMES.iter().zip(values).filter(|(_, value)| *value > 0);
+            all.extend(named.map(|(name, value)| (format!("{prefix}{name}"), value)));
+        };
+        if !self.limits.own().rates().are_off() {
+            add("", self.limits.own());
+        }
+        if let Some((name, limit)) = self.limits.group() {
+            add(GROUP_PREFIX, &limit);
+            all.push((format!("{GROUP_NAME}{name}"), 0));
+        }
+        all
+    }
+
+    /// Continues with another process's limits. Unknown names are ignored.
+    fn take_limits(&self, limits: &[(String, u64)]) {
+        let now_ns = self.core.now_ns();
+        let taken = |prefix: &str| {
+            let [iops, bytes, burst_ns, requests_ahead, bytes_ahead] = LIMIT_NAMES.map(|name| {
+                let found =
+                    limits.iter().find(|(known, _)| known.strip_prefix(prefix) == Some(name));
+                found.map_or(0, |(_, value)| *value)
+            });
+            (Rates { iops, bytes, burst_ns }, [requests_ahead, bytes_ahead])
+        };
+        let (rates, ahead) = taken("");
+        self.limits.set(rates, now_ns);
+        self.limits.own().set_ahead_ns(ahead, now_ns);
+        let name = limits.iter().find_map(|(name, _)| name.strip_prefix(GROUP_NAME));
+        if let Some(name) = name {
+            self.join_group(Some(name));
+            let (rates, ahead) = taken(GROUP_PREFIX);
+            set_group_limits(&self.core, name, rates);
+            if let Some((_, limit)) = self.limits.group() {
+                limit.set_ahead_ns(ahead, now_ns);
+            }
+        }
     }
 
     /// The sums over all rings of the counters that are not 0.

@@ -57,8 +57,8 @@
 //!
 //! # The files
 //!
-//! `stats`, `log_limit`, `share`, `disk`, `unsent`, `link` and `door` use none of the others but
-//! the one before; `queue` uses the first four. `serve`,
+//! `stats`, `log_limit`, `share`, `limits`, `disk`, `unsent`, `link` and `door` use none of the
+//! others but the one before; `queue` uses the first five. `serve`,
 //! `handover` and `connection` are parts of the target: they use its state, which is in this file,
 //! and this file calls them. The room uses all others.
 
@@ -66,6 +66,7 @@ mod connection;
 mod disk;
 pub(crate) mod door;
 mod handover;
+pub(crate) mod limits;
 mod link;
 pub(crate) mod log_limit;
 pub(crate) mod queue;
@@ -86,7 +87,7 @@ use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use bdev::Bdev;
+use bdev::{Bdev, Rates};
 use reactor::{Core, Either, Event, race};
 
 use crate::memory::{GuestMemory, RegionInfo};
@@ -94,6 +95,7 @@ use crate::protocol::handover::{DiskState, InFlight};
 #[cfg(doc)]
 use crate::protocol::session::Session;
 use crate::target::connection::Refused;
+use crate::target::limits::{DiskLimits, LimitGroups};
 use crate::target::log_limit::LogLimits;
 use crate::target::queue::{Hold, RingEnd, WaitGroup};
 use crate::target::share::DiskActivity;
@@ -117,6 +119,7 @@ pub struct Target {
     core: Core,
     device: Bdev,
     activity: DiskActivity,
+    limits: Arc<DiskLimits>,
     options: TargetOptions,
     name: Arc<str>,
     stats: Vec<Arc<QueueStats>>,
@@ -177,6 +180,7 @@ impl Target {
             core: core.clone(),
             device,
             activity: DiskActivity::register(&core.local()),
+            limits: Arc::default(),
             name: options.name.as_str().into(),
             stats: (0..options.queues).map(|_| Arc::default()).collect(),
             log_limits: Arc::default(),
@@ -244,6 +248,21 @@ impl Target {
         self.events.resized.set(true);
         self.events.changed.notify_all();
         Ok(())
+    }
+
+    /// Limits the disk's rates. Requests that wait for the old ones notice within 50 ms.
+    pub fn set_limits(&self, rates: Rates) {
+        self.limits.set(rates, self.core.now_ns());
+    }
+
+    /// Puts the disk into a group whose disks share its limits, or into none.
+    pub fn join_group(&self, group: Option<&str>) {
+        self.core.local::<LimitGroups>().join(&self.limits, group);
+    }
+
+    /// The limits of the disk's own rates, and its group.
+    pub fn limits(&self) -> (Rates, Option<String>) {
+        (self.limits.own().rates(), self.limits.group().map(|(name, _)| name))
     }
 
     /// The counters of the rings.
@@ -352,4 +371,14 @@ impl Target {
             self.early.replace(Arc::new(memory));
         }
     }
+}
+
+/// Limits the rates that the disks of a group share, on the core of the disks.
+pub fn set_group_limits(core: &Core, group: &str, rates: Rates) {
+    core.local::<LimitGroups>().set(group, rates, core.now_ns());
+}
+
+/// Name, limits and number of disks of each group, on the core of the disks.
+pub fn limit_groups(core: &Core) -> Vec<(String, Rates, usize)> {
+    core.local::<LimitGroups>().all()
 }

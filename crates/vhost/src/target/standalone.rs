@@ -57,6 +57,7 @@ impl StandaloneRing {
             device,
             activity: DiskActivity::register(&core.local()),
             stats,
+            limits: Arc::default(),
             log_limits: Arc::default(),
         };
         let ended = core.spawn(Class::Foreground, queue::run(core.clone(), start, commands));

@@ -86,8 +86,10 @@ pub struct QueueStats {
     pub writes: KindStats,
     /// Flushes.
     pub flushes: KindStats,
-    /// Discards and writes of zeroes.
+    /// Discards.
     pub discards: KindStats,
+    /// Writes of zeroes.
+    pub zeroes: KindStats,
     /// Requests returned to the guest, including those that needed no device.
     pub completions: Counter,
     /// Turns in which requests were returned.
@@ -128,6 +130,7 @@ impl QueueStats {
             ("writes", &self.writes),
             ("flushes", &self.flushes),
             ("discards", &self.discards),
+            ("zeroes", &self.zeroes),
         ];
         for (kind, of) in kinds {
             all.push((kind.to_owned(), &of.requests));
@@ -154,7 +157,8 @@ impl QueueStats {
             Kind::Read => &self.reads,
             Kind::Write => &self.writes,
             Kind::Flush => &self.flushes,
-            Kind::Discard | Kind::WriteZeroes { .. } => &self.discards,
+            Kind::Discard => &self.discards,
+            Kind::WriteZeroes { .. } => &self.zeroes,
         }
     }
 
@@ -181,7 +185,7 @@ mod tests {
         let stats = QueueStats::default();
         let names: std::collections::BTreeSet<_> =
             stats.counters().into_iter().map(|(name, _)| name).collect();
-        assert_eq!(names.len(), 8 + 4 * (5 + LATENCY_BUCKETS));
+        assert_eq!(names.len(), 8 + 5 * (5 + LATENCY_BUCKETS));
         stats.of(Kind::Read).latency.add(300);
         let counted: Vec<_> = stats.counters().into_iter().filter(|(_, n)| n.get() > 0).collect();
         let counted: Vec<_> = counted.iter().map(|(name, n)| (name.as_str(), n.get())).collect();

@@ -44,6 +44,7 @@ fn start(
         device: device.clone(),
         activity: DiskActivity::register(&core.local()),
         stats: Arc::default(),
+        limits: Arc::default(),
         log_limits: Arc::default(),
     };
     (handle, core.spawn(Class::Control, queue::run(core.clone(), start, commands)))

@@ -119,6 +119,7 @@ impl Connection<'_> {
             hold: target.hold.get(),
             device: target.device.clone(),
             activity: target.activity.clone(),
+            limits: target.limits.clone(),
             stats: target.stats[usize::from(index)].clone(),
             log_limits: target.log_limits.clone(),
         };

@@ -39,6 +39,7 @@ impl Queue {
             return;
         }
         self.tags.extend(self.deferred.drain(..).chain(self.held.drain(..)));
+        self.limits.begun();
         for nth in 0..self.tags.len() {
             self.forget_memory_of(self.tags[nth]);
         }

@@ -58,6 +58,7 @@ use crate::memory::dirty::DirtyLog;
 use crate::ring::inflight::InflightArea;
 use crate::ring::request::{Disk, Finished};
 use crate::ring::{Fault, Ring, Setup};
+use crate::target::limits::{DiskLimits, RingLimits};
 use crate::target::log_limit::LogLimits;
 use crate::target::share::{DiskActivity, PIECE_MIN, Share, Shares};
 use crate::target::stats::QueueStats;
@@ -93,6 +94,7 @@ pub(crate) struct Start {
     pub device: Bdev,
     /// The disk's activity, shared with the other disks of the process.
     pub activity: DiskActivity,
+    pub limits: Arc<DiskLimits>,
     pub stats: Arc<QueueStats>,
     pub log_limits: Arc<LogLimits>,
 }
@@ -214,8 +216,10 @@ struct Queue {
     /// The task that waits for the end.
     waiting: Option<Waker>,
     share: Rc<Share>,
-    /// Requests that were popped and not yet submitted, because the device is full or other disks
-    /// have their turn. Some pieces of the first one may be submitted.
+    limits: RingLimits,
+    /// Requests that were popped and not yet submitted, because the device is full, other
+    /// disks have their turn, or the disk's rates are limited. Some pieces of the first one may be
+    /// submitted.
     deferred: VecDeque<u16>,
     /// Progress of long requests, by tag.
     cuts: Box<[Cut]>,
@@ -309,6 +313,7 @@ impl Queue {
             in_flight_token,
             waiting: None,
             share,
+            limits: RingLimits::new(start.limits),
             deferred: VecDeque::new(),
             cuts: vec![Cut::NEW; usize::from(setup.num)].into(),
             piece: Vec::new(),
@@ -478,6 +483,12 @@ impl Queue {
             worked |= self.channel.poll(&mut self.done) > 0;
         }
         self.share.begin_round(self.core.rounds());
+        if !self.deferred.is_empty()
+            && !self.stopping
+            && let Some(ask_at_ns) = self.limits.waits_until(self.core.now_ns())
+        {
+            self.core.turn_at(ask_at_ns);
+        }
         while let Some(&tag) = self.deferred.front() {
             if self.submit(tag).is_err() {
                 break;

@@ -1,8 +1,10 @@
 //! From the ring to the device: whole requests, and long ones in pieces.
 
 use bdev::{Io, Kind, QUEUE_DEPTH};
+use reactor::Core;
 
 use super::Queue;
+use crate::target::limits::{Piece, RingLimits};
 use crate::target::share::{PIECE_MIN, TICKET_SHIFT, Throttled, cost};
 
 /// The progress of a request that is submitted in pieces.
@@ -65,7 +67,10 @@ impl Queue {
         if self.channel.in_flight() >= QUEUE_DEPTH {
             return Err(Throttled);
         }
+        let piece = Piece { kind, len: request.len, is_first: true };
+        self.limits.admit_on(&self.core, piece, now, self.stopping)?;
         let ticket = self.share.acquire(cost(&request), now)?;
+        self.limits.begun();
         let io = Io {
             kind,
             offset: request.offset,
@@ -94,7 +99,10 @@ impl Queue {
             if self.channel.in_flight() >= QUEUE_DEPTH {
                 return Err(Throttled);
             }
+            let piece = Piece { kind, len, is_first: cut.at == 0 };
+            let len = self.limits.admit_on(&self.core, piece, now, self.stopping)?;
             let ticket = self.share.acquire(len, now)?;
+            self.limits.begun();
             if cut.at == 0 {
                 self.stats.submitted(request.kind, request.len);
             }
@@ -119,6 +127,9 @@ impl Queue {
     /// Whether a deferred request could be submitted, in this round or the next.
     #[inline]
     pub(super) fn can_submit_deferred(&self) -> bool {
+        if !self.stopping && self.limits.waits_until(self.core.now_ns()).is_some() {
+            return false;
+        }
         let next = |&tag: &u16| {
             let (request, now) = (self.ring.request(tag), self.core.now_ns());
             let cost = match request.kind {
@@ -128,6 +139,31 @@ impl Queue {
             self.channel.in_flight() < QUEUE_DEPTH && self.share.has_room(cost, now)
         };
         self.deferred.front().is_some_and(next)
+    }
+}
+
+impl RingLimits {
+    /// Like [`RingLimits::admit`]; asks for a turn when the piece has to wait. A ring that stops
+    /// does not wait, and pays all the same.
+    #[inline]
+    fn admit_on(
+        &mut self,
+        core: &Core,
+        piece: Piece,
+        now_ns: u64,
+        stopping: bool,
+    ) -> Result<u64, Throttled> {
+        match self.admit(piece, now_ns) {
+            Ok(len) => Ok(len),
+            Err(_) if stopping => {
+                self.pay_the_rest(piece, now_ns);
+                Ok(piece.len)
+            }
+            Err(ask_at_ns) => {
+                core.turn_at(ask_at_ns);
+                Err(Throttled)
+            }
+        }
     }
 }
 
