@@ -1,7 +1,6 @@
 //! Clients of Millrace nodes and Redis servers.
 
 use std::path::PathBuf;
-use std::process;
 
 use millrace::client;
 use pyo3::exceptions::PyKeyError;
@@ -11,7 +10,7 @@ use pyo3::types::PyDict;
 use crate::answer::Answer;
 use crate::batch::ClientBatch;
 use crate::bytes::{Bytes, keys};
-use crate::error::{Failure, exception};
+use crate::error::Failure;
 use crate::family::{bounds, or_default};
 use crate::mode::Mode;
 use crate::options::seconds;
@@ -33,8 +32,6 @@ pub enum Kind {
 #[pyclass(frozen, module = "millrace")]
 pub struct Client {
     slot: Slot<Kind>,
-    /// The process that connected.
-    process: u32,
 }
 
 /// Connects to a server.
@@ -141,15 +138,10 @@ fn answer(py: Python<'_>, outcome: client::Result<Answer>) -> PyResult<Py<PyAny>
 
 impl Client {
     pub fn new(kind: Kind) -> Client {
-        Client { slot: Slot::new(kind, "client"), process: process::id() }
+        Client { slot: Slot::new(kind, "client") }
     }
 
     fn kind(&self, py: Python<'_>) -> PyResult<Kind> {
-        if self.process != process::id() {
-            let text = "the client belongs to the parent of this forked process: connect after the \
-                        fork, in the process that uses it";
-            return Err(exception(py, "Closed", text));
-        }
         self.slot.with(py, |kind| kind.clone())
     }
 }
@@ -502,9 +494,6 @@ impl ClientTransaction {
             return self.abandon();
         }
         // It may have been committed or abandoned in the block.
-        match self.slot.with(py, |_| ()) {
-            Ok(()) => self.commit(py).map(drop),
-            Err(_) => Ok(()),
-        }
+        if self.slot.has_ended() { Ok(()) } else { self.commit(py).map(drop) }
     }
 }

@@ -19,6 +19,7 @@ use crate::answer::Answer;
 use crate::error::Failure;
 use crate::mode::Mode;
 use crate::runtime::in_runtime;
+use crate::slot::Origin;
 use crate::wait::wait;
 
 /// Entries that are taken at a time.
@@ -110,13 +111,23 @@ pub struct Range {
     /// It reads from a socket with the lock held.
     blocks: bool,
     mode: Mode,
+    origin: Origin,
+}
+
+impl Drop for Range {
+    fn drop(&mut self) {
+        if self.origin.is_elsewhere() {
+            std::mem::forget(self.state.clone());
+        }
+    }
 }
 
 impl Range {
     pub fn new(source: Source, keys_only: bool, mode: Mode) -> Range {
         let blocks = matches!(source, Source::Blocking(_));
         let state = State { source, page: VecDeque::new(), ended: false };
-        Range { state: Arc::new(Mutex::new(state)), keys_only, blocks, mode }
+        let origin = Origin::new();
+        Range { state: Arc::new(Mutex::new(state)), keys_only, blocks, mode, origin }
     }
 
     /// The next item of the page; `None` if it is empty. With it, whether the range has ended.
@@ -142,6 +153,7 @@ impl Range {
     }
 
     fn __next__(&self, py: Python<'_>) -> PyResult<Option<Py<PyAny>>> {
+        self.origin.check(py, "range")?;
         if self.mode != Mode::Blocking {
             return Err(PyRuntimeError::new_err("use `async for` with this range"));
         }
@@ -170,6 +182,7 @@ impl Range {
 
     /// For `millrace.aio`: the next item if it is in memory; None: wait for `_fill`.
     fn _pop(&self, py: Python<'_>) -> PyResult<Option<Py<PyAny>>> {
+        self.origin.check(py, "range")?;
         match self.take() {
             (Some(item), _) => self.entry(py, item).map(Some),
             (None, true) => Err(PyStopAsyncIteration::new_err(())),
@@ -179,6 +192,7 @@ impl Range {
 
     /// For `millrace.aio`: waits until `_pop` has something.
     fn _fill(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
+        self.origin.check(py, "range")?;
         let state = self.state.clone();
         let is_client = matches!(lock(&self.state).source, Source::Client(_));
         let fill = poll_fn(move |cx| lock(&state).fill(cx).map(|()| Ok(Answer::Nothing)));

@@ -131,9 +131,6 @@ impl Transaction {
             return self.abandon();
         }
         // It may have been committed or abandoned in the block.
-        match self.slot.with(py, |_| ()) {
-            Ok(()) => self.commit(py).map(drop),
-            Err(_) => Ok(()),
-        }
+        if self.slot.has_ended() { Ok(()) } else { self.commit(py).map(drop) }
     }
 }

@@ -83,6 +83,35 @@ def test_a_child_cannot_use_the_handles_of_its_parent(tmp_path):
     succeed(program, tmp_path)
 
 
+def test_what_belongs_to_the_parent_is_left_alone_by_a_child(tmp_path):
+    program = """
+        import os, sys, millrace
+        client = millrace.connect(sys.argv[1], cache=1 << 20)
+        client[b"k"] = b"v"
+        assert client[b"k"] == b"v"
+        transaction = client.transaction()
+        assert transaction.get(b"k") == b"v"
+        child = os.fork()
+        if child == 0:
+            refused = 0
+            for use in (lambda: transaction.get(b"k"), transaction.commit, lambda: client[b"k"]):
+                try:
+                    use()
+                except millrace.ClosedError as error:
+                    refused += "fork" in str(error)
+            transaction.abandon()
+            client.close()
+            del transaction, client
+            sys.exit(refused)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
+        transaction.set(b"k", b"w")
+        transaction.commit()
+        assert client[b"k"] == b"w" and client.cache_stats()["clears"] == 0
+    """
+    with conftest.start_redis(tmp_path) as server:
+        succeed(program, server.address)
+
+
 def test_a_child_connects_for_itself(tmp_path):
     program = """
         import asyncio, os, sys, millrace.aio

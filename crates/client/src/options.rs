@@ -211,6 +211,12 @@ impl Options {
                 self.cache_bytes
             )));
         }
+        if self.read_ahead != 0 && self.read_ahead < CHUNK_BYTES as usize {
+            return Err(invalid(format!(
+                "read_ahead must be 0 or at least {CHUNK_BYTES} bytes, not {}",
+                self.read_ahead
+            )));
+        }
         if self.index_bytes != 0 && self.cache_bytes == 0 {
             return Err(invalid("index needs a cache"));
         }

@@ -75,23 +75,33 @@ impl Seal {
             return Ok(());
         };
         let mut plain = [0; 16 << 10];
+        let mut has_fed = false;
         loop {
             let ended = bytes.is_empty();
             if !ended {
                 connection.read_tls(&mut bytes).map_err(|error| crate::Error::broken(&error))?;
             }
-            connection.process_new_packets().map_err(|error| broken(&error))?;
+            let state = connection.process_new_packets().map_err(|error| broken(&error))?;
+            let has_closed = state.peer_has_closed();
             loop {
                 match connection.reader().read(&mut plain) {
                     // The server has said that it ends.
                     Ok(0) => break,
-                    Ok(count) => into.feed(&plain[..count]),
+                    Ok(count) => {
+                        into.feed(&plain[..count]);
+                        has_fed = true;
+                    }
                     Err(error) if error.kind() == ErrorKind::WouldBlock => break,
                     Err(error) => return Err(crate::Error::broken(&error)),
                 }
             }
-            if ended {
-                return Ok(());
+            // What comes after that is not the server's, and would not be taken. Replies that came
+            // before are answers.
+            match has_closed {
+                true if !has_fed => return Err(crate::Error::ended()),
+                true => return Ok(()),
+                false if ended => return Ok(()),
+                false => {}
             }
         }
     }

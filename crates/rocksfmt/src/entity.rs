@@ -9,6 +9,7 @@ use std::ops::Range;
 
 use crate::coding::Decoder;
 use crate::error::{Error, Result};
+use crate::sst::blob::BlobIndex;
 
 const INLINE: u8 = 0x01;
 const BLOB_INDEX: u8 = 0x11;
@@ -75,6 +76,37 @@ fn version_2(len: usize, mut d: Decoder<'_>) -> Result<Range<usize>> {
     Ok(start..start + value_len)
 }
 
+/// The references of an entity's columns that are in blob files.
+pub fn blob_columns(entity: &[u8]) -> Result<Vec<BlobIndex>> {
+    let columns = || {
+        let mut d = Decoder::new(entity);
+        match d.varint32("version")? {
+            2 => {}
+            _ => return Ok(Vec::new()),
+        }
+        let count = d.varint32("column count")? as usize;
+        let name_sizes_len = d.varint32("bytes of name sizes")? as usize;
+        let value_sizes_len = d.varint32("bytes of value sizes")? as usize;
+        let names_len = d.varint32("bytes of names")? as usize;
+        let types = d.bytes(count, "column types")?;
+        if !types.contains(&BLOB_INDEX) {
+            return Ok(Vec::new());
+        }
+        d.bytes(name_sizes_len, "name sizes")?;
+        let mut value_sizes = Decoder::new(d.bytes(value_sizes_len, "value sizes")?);
+        d.bytes(names_len, "names")?;
+        let mut found = Vec::new();
+        for &kind in types {
+            let value = d.bytes(value_sizes.varint32("value size")? as usize, "a column")?;
+            if kind == BLOB_INDEX {
+                found.push(BlobIndex::parse(value)?);
+            }
+        }
+        Ok(found)
+    };
+    columns().map_err(|e: Error| e.at("wide-column entity"))
+}
+
 /// The value in an entry of type ValuePreferredSeqno: all but the last eight bytes.
 #[inline]
 pub fn timed_put_value(value: &[u8]) -> Result<&[u8]> {
@@ -90,6 +122,7 @@ pub fn timed_put_value(value: &[u8]) -> Result<&[u8]> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Compression;
     use crate::coding::{put_lps, put_varint};
 
     fn v1(columns: &[(&[u8], &[u8])]) -> Vec<u8> {
@@ -133,6 +166,22 @@ mod tests {
         assert_eq!(e.kind(), crate::Kind::Unsupported);
         assert!(e.to_string().contains("blob file"));
         assert_eq!(default_column(&[3, 0]).unwrap_err().kind(), crate::Kind::Unsupported);
+    }
+
+    #[test]
+    fn columns_in_blob_files_are_found() {
+        let index =
+            BlobIndex { file_number: 7, offset: 300, size: 20, compression: Compression::None };
+        let mut bytes = Vec::new();
+        index.encode(&mut bytes);
+        let e =
+            v2(&[(b"", b"plain", 1), (b"a", &bytes, 0x11), (b"b", b"x", 1), (b"c", &bytes, 0x11)]);
+        assert_eq!(blob_columns(&e).unwrap(), [index, index]);
+        assert!(blob_columns(&v2(&[(b"a", b"other", 1)])).unwrap().is_empty());
+        assert!(blob_columns(&v1(&[(b"a", b"other")])).unwrap().is_empty());
+        for len in 0..e.len() {
+            assert!(blob_columns(&e[..len]).is_err(), "cut at {len}");
+        }
     }
 
     #[test]

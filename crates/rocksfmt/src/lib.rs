@@ -44,7 +44,7 @@ pub use coding::{
     varint32_at, varint64_at,
 };
 pub use crc::{crc32c, crc32c_append, mask_crc, unmask_crc};
-pub use entity::{default_column, timed_put_value};
+pub use entity::{blob_columns, default_column, timed_put_value};
 pub use error::{Error, Kind, Result};
 pub use key::{
     Comparator, InternalKey, KEY_TRAILER_BYTES, SEEK_TYPE, SENTINEL_PACKED, SEQUENCE_MAX,

@@ -15,7 +15,7 @@ use super::socket::Socket;
 use super::transaction::Transaction;
 use crate::batch::WriteBatch;
 use crate::bounds::{KeyRange, prefix};
-use crate::cache::{Cache, CacheStats, Lookup, Turn, WAITS_MAX};
+use crate::cache::{Cache, CacheStats, Lookup, Turn, WAIT_PART, WAITS_MAX};
 use crate::command::{
     Class, Command, Cursor, KEYS_MAX, Touches, count, left, missed_value, ok, one, values, written,
 };
@@ -139,6 +139,7 @@ impl Client {
     pub async fn get(&self, key: impl AsRef<[u8]>) -> Result<Option<Vec<u8>>> {
         let key = key.as_ref();
         let (mut command, mut with_place) = (Command::get(key), false);
+        let deadline = self.deadline();
         if let Some(cache) = &self.shared.cache {
             match cache.get(key, std::time::Instant::now()) {
                 Lookup::Hit(found) => {
@@ -148,12 +149,15 @@ impl Client {
                     return Ok(found);
                 }
                 Lookup::Miss(ticket) => {
+                    let wait_until =
+                        Instant::now() + self.shared.target.options.timeout / WAIT_PART;
                     let (mut turn, mut waits) = (cache.turn(), 0);
                     while let Turn::Wait(stretch) = turn
                         && waits < WAITS_MAX
+                        && Instant::now() < wait_until
                     {
-                        let deadline = self.deadline().into_std();
-                        let found = cache.wait_for_as_task(stretch, key, deadline).await;
+                        let until = wait_until.into_std();
+                        let found = cache.wait_for_as_task(stretch, key, until).await;
                         if let Some(found) = found {
                             return Ok(found);
                         }
@@ -164,7 +168,7 @@ impl Client {
                 }
             }
         }
-        missed_value(self.one(command).await?, with_place)
+        missed_value(one(self.call_by(command, deadline).await?)?, with_place)
     }
 
     /// Looks up many keys. The answers are in the order of the keys; each may be of another moment.
@@ -190,6 +194,7 @@ impl Client {
                 }
             }
         }
+        let deadline = self.deadline();
         for chunk in missing.chunks(KEYS_MAX) {
             let mut command =
                 Command::multi_get(chunk.iter().map(|(nth, _)| keys[*nth].as_slice()));
@@ -198,7 +203,7 @@ impl Client {
                     chunk.iter().filter_map(|(nth, ticket)| Some(((*ticket)?, keys[*nth].clone())));
                 command = command.filling(fills.collect());
             }
-            let reply = self.one(command).await?;
+            let reply = one(self.call_by(command, deadline).await?)?;
             for ((nth, _), value) in chunk.iter().zip(values(reply, chunk.len())?) {
                 found[*nth] = value;
             }
@@ -351,6 +356,11 @@ impl Client {
     /// Hands a request to the driver and waits for its replies.
     async fn call(&self, command: Command) -> Result<Vec<Reply>> {
         let deadline = self.deadline();
+        self.call_by(command, deadline).await
+    }
+
+    /// The same until a deadline, for a call of several commands.
+    async fn call_by(&self, command: Command, deadline: Instant) -> Result<Vec<Reply>> {
         let Ok(place) = timeout_at(deadline, self.shared.inbox.reserve()).await else {
             return Err(Error::new(ErrorKind::Timeout, "too many requests wait before this one"));
         };

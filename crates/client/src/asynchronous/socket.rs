@@ -35,15 +35,15 @@ impl Socket {
     /// Connects and greets, before the deadline and within the options' time for it.
     pub async fn connect(target: &Target, tracks: bool, deadline: Instant) -> Result<Socket> {
         let deadline = deadline.min(Instant::now() + target.options.connect_timeout);
-        let connected = match timeout_at(deadline, Socket::begin(target, tracks)).await {
+        let connected = match timeout_at(deadline, Socket::begin(target, tracks, deadline)).await {
             Ok(connected) => connected,
             Err(_) => Err(Error::timeout()),
         };
         connected.map_err(|error| target.cannot_connect(&error))
     }
 
-    async fn begin(target: &Target, tracks: bool) -> Result<Socket> {
-        let stream = open(target).await?;
+    async fn begin(target: &Target, tracks: bool, deadline: Instant) -> Result<Socket> {
+        let stream = open(target, deadline).await?;
         stream.set_nodelay(true).map_err(|error| Error::broken(&error))?;
         let mut socket =
             Socket { stream, wire: Wire::new(target)?, facts: Facts::default(), is_between: false };
@@ -160,17 +160,22 @@ fn refusal(found: &[Reply]) -> Error {
 }
 
 /// Connects to the first address of the host that answers.
-async fn open(target: &Target) -> Result<TcpStream> {
+async fn open(target: &Target, deadline: Instant) -> Result<TcpStream> {
     let (host, port) = (target.address.host.as_str(), target.address.port);
     let unreachable = |error: io::Error| Error::new(ErrorKind::Unreachable, error.to_string());
     if let Ok(ip) = host.parse::<IpAddr>() {
         return TcpStream::connect((ip, port)).await.map_err(unreachable);
     }
     let mut last = Error::new(ErrorKind::Unreachable, "the name has no address");
-    for address in lookup_host((host, port)).await.map_err(unreachable)? {
-        match TcpStream::connect(address).await {
-            Ok(stream) => return Ok(stream),
-            Err(error) => last = unreachable(error),
+    let addresses: Vec<_> = lookup_host((host, port)).await.map_err(unreachable)?.collect();
+    for (nth, address) in addresses.iter().enumerate() {
+        // One that does not answer leaves time for the others.
+        let left = deadline.saturating_duration_since(Instant::now());
+        let share = left / (addresses.len() - nth) as u32;
+        match timeout_at(Instant::now() + share, TcpStream::connect(address)).await {
+            Ok(Ok(stream)) => return Ok(stream),
+            Ok(Err(error)) => last = unreachable(error),
+            Err(_) => last = Error::timeout(),
         }
     }
     Err(last)

@@ -245,6 +245,7 @@ impl Link {
         let mut buffer = vec![0; 64 << 10];
         let (heartbeat, timeout) = (self.cache.heartbeat(), self.target.options.timeout);
         let mut renewed = Instant::now();
+        let mut heard = renewed;
         loop {
             loop {
                 match socket.wire.next() {
@@ -270,7 +271,8 @@ impl Link {
                 queue.pending.front().map(|pending| pending.sent)
             };
             match front {
-                Some(sent) if now.saturating_duration_since(sent) > timeout => return,
+                // A long reply may take longer, as long as something of it comes.
+                Some(sent) if now.saturating_duration_since(sent.max(heard)) > timeout => return,
                 None if now.saturating_duration_since(renewed) >= heartbeat => self.ping(),
                 _ => {}
             }
@@ -278,7 +280,7 @@ impl Link {
                 Ok(0) => return,
                 // What TLS answers by itself goes with the next request.
                 Ok(count) => match socket.wire.feed(&buffer[..count]) {
-                    Ok(()) => {}
+                    Ok(()) => heard = Instant::now(),
                     Err(_) => return,
                 },
                 Err(error) if is_passing(&error) => {}

@@ -58,7 +58,7 @@ pub use self::transaction::Transaction;
 use crate::backoff::Backoff;
 use crate::batch::WriteBatch;
 use crate::bounds::{KeyRange, prefix};
-use crate::cache::{Cache, CacheStats, Lookup, Turn, WAITS_MAX};
+use crate::cache::{Cache, CacheStats, Lookup, Turn, WAIT_PART, WAITS_MAX};
 use crate::command::{
     Class, Command, Cursor, KEYS_MAX, count, left, missed_value, ok, one, settle, value, values,
     written,
@@ -134,11 +134,13 @@ impl Client {
             }
             Lookup::Miss(ticket) => {
                 let deadline = self.deadline();
+                let wait_until = Instant::now() + self.shared.target.options.timeout / WAIT_PART;
                 let (mut turn, mut waits) = (cache.turn(), 0);
                 while let Turn::Wait(stretch) = turn
                     && waits < WAITS_MAX
+                    && Instant::now() < wait_until
                 {
-                    if let Some(found) = cache.wait_for(stretch, key, deadline) {
+                    if let Some(found) = cache.wait_for(stretch, key, wait_until) {
                         return Ok(found);
                     }
                     (turn, waits) = (cache.turn(), waits + 1);
@@ -152,7 +154,7 @@ impl Client {
                             cache.answered(None);
                         }
                         not_answered?;
-                        value(self.one(&Command::get(key))?)
+                        value(one(self.call_by(&Command::get(key), deadline)?)?)
                     }
                 }
             }
@@ -182,6 +184,7 @@ impl Client {
                 }
             }
         }
+        let deadline = self.deadline();
         for chunk in missing.chunks(KEYS_MAX) {
             let command = Command::multi_get(chunk.iter().map(|(nth, _)| keys[*nth].as_ref()));
             let linked = match &self.shared.cache {
@@ -190,12 +193,12 @@ impl Client {
                     let fills = chunk.iter().filter_map(|(nth, ticket)| {
                         Some(((*ticket)?, keys[*nth].as_ref().to_vec()))
                     });
-                    link.ask(command.clone().filling(fills.collect()), self.deadline())?
+                    link.ask(command.clone().filling(fills.collect()), deadline)?
                 }
             };
             let reply = match linked {
                 Some(reply) => reply,
-                None => self.one(&command)?,
+                None => one(self.call_by(&command, deadline)?)?,
             };
             for ((nth, _), value) in chunk.iter().zip(values(reply, chunk.len())?) {
                 found[*nth] = value;
@@ -335,7 +338,12 @@ impl Client {
 
     /// Sends a command and waits for its replies, again where that is safe.
     fn call(&self, command: &Command) -> Result<Vec<Reply>> {
-        let result = self.attempts(command);
+        self.call_by(command, self.deadline())
+    }
+
+    /// The same until a deadline, for a call of several commands.
+    fn call_by(&self, command: &Command, deadline: Instant) -> Result<Vec<Reply>> {
+        let result = self.attempts(command, deadline);
         settle(self.cache(), &command.touches, None);
         result
     }
@@ -344,8 +352,8 @@ impl Client {
         self.shared.cache.as_ref().map(|(cache, _)| &**cache)
     }
 
-    fn attempts(&self, command: &Command) -> Result<Vec<Reply>> {
-        let (deadline, mut pause) = (self.deadline(), Backoff::default());
+    fn attempts(&self, command: &Command, deadline: Instant) -> Result<Vec<Reply>> {
+        let mut pause = Backoff::default();
         loop {
             let (sent, error) = match self.socket(deadline) {
                 Ok(mut socket) => {

@@ -193,8 +193,11 @@ fn left(deadline: Instant) -> Result<Duration> {
 /// Connects to the first address of the host that answers.
 fn open(target: &Target, deadline: Instant) -> Result<TcpStream> {
     let mut last = Error::new(ErrorKind::Unreachable, "the name has no address");
-    for address in look_up(target, deadline)? {
-        match TcpStream::connect_timeout(&address, left(deadline)?) {
+    let addresses = look_up(target, deadline)?;
+    for (nth, address) in addresses.iter().enumerate() {
+        // One that does not answer leaves time for the others.
+        let share = left(deadline)? / (addresses.len() - nth) as u32;
+        match TcpStream::connect_timeout(address, share.max(Duration::from_millis(1))) {
             Ok(stream) => return Ok(stream),
             Err(error) if error.kind() == io::ErrorKind::TimedOut => {
                 last = Error::new(ErrorKind::Timeout, "no answer within the timeout");

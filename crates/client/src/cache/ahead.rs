@@ -210,7 +210,9 @@ impl Recogniser {
         let (stretch, cache_bytes) = (stretch_bytes as u64, cache_bytes as u64);
         let stretch_bytes = stretch.min(cache_bytes / 8) / CHUNK_BYTES * CHUNK_BYTES;
         let mut stretch_bytes_max = stretch_bytes;
-        while stretch_bytes_max * 2 <= (stretch_bytes * GROWTH).min(cache_bytes / 8) {
+        while stretch_bytes > 0
+            && stretch_bytes_max * 2 <= (stretch_bytes * GROWTH).min(cache_bytes / 8)
+        {
             stretch_bytes_max *= 2;
         }
         let mut recogniser = Recogniser {

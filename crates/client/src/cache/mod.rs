@@ -489,6 +489,8 @@ impl Cache {
 /// A read waits for a stretch as long as something of it arrives within this time. To ask would not
 /// be faster: the answer comes after what was asked for before.
 const LOOK: Duration = Duration::from_secs(1);
+/// All waits of a read take at most this part of the timeout, so that there is time left to ask.
+pub(crate) const WAIT_PART: u32 = 4;
 /// It waits so long for what another read finds, which may have given up.
 const LOOK_ASKING: Duration = Duration::from_millis(100);
 
@@ -601,9 +603,10 @@ impl Cache {
             recogniser = ahead.recogniser();
             if looks == ahead.looks.load(Ordering::Acquire) {
                 let look = look_time(&recogniser);
-                let waited = ahead.changed.wait_timeout(recogniser, look);
+                let left = deadline.saturating_duration_since(now);
+                let waited = ahead.changed.wait_timeout(recogniser, look.min(left));
                 let (again, waited) = waited.unwrap_or_else(PoisonError::into_inner);
-                (recogniser, is_stuck) = (again, waited.timed_out());
+                (recogniser, is_stuck) = (again, waited.timed_out() && look <= left);
             }
         };
         ahead.recogniser().waited(found.is_some(), is_stuck);
@@ -632,7 +635,9 @@ impl Cache {
                 Lookup::Miss(_) if !is_coming || is_stuck || now >= deadline => break None,
                 Lookup::Miss(_) => {}
             }
-            is_stuck = tokio::time::timeout(look, changed).await.is_err();
+            let left = deadline.saturating_duration_since(now);
+            let has_waited = tokio::time::timeout(look.min(left), changed).await.is_err();
+            is_stuck = has_waited && look <= left;
         };
         ahead.recogniser().waited(found.is_some(), is_stuck);
         found

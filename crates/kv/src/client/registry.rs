@@ -159,6 +159,16 @@ impl Client {
     }
 }
 
+impl Client {
+    /// Its type for `CLIENT LIST` and `CLIENT KILL`.
+    fn kind(&self) -> ClientType {
+        match self.tracking.subscribed.get() {
+            true => ClientType::PubSub,
+            false => ClientType::Normal,
+        }
+    }
+}
+
 fn write_address(address: Option<SocketAddr>) -> String {
     address.map_or_else(|| "?:0".to_owned(), |address| address.to_string())
 }
@@ -190,15 +200,15 @@ impl KillOrder {
 #[derive(Clone, Debug)]
 pub(crate) enum ListOrder {
     All,
-    None,
+    Type(ClientType),
     Ids(Vec<u64>),
 }
 
 impl ListOrder {
     pub fn new(filter: ListFilter<'_>) -> Self {
         match filter {
-            ListFilter::All | ListFilter::Type(ClientType::Normal) => Self::All,
-            ListFilter::Type(ClientType::Other) => Self::None,
+            ListFilter::All => Self::All,
+            ListFilter::Type(kind) => Self::Type(kind),
             ListFilter::Ids(ids) => Self::Ids(
                 ids.iter()
                     .filter_map(|id| parse_i64(id).and_then(|id| u64::try_from(id).ok()))
@@ -341,11 +351,9 @@ impl Clients {
     /// reported.
     pub fn kill(&self, order: &KillOrder) -> Killed {
         let mut killed = Killed::default();
-        if order.kind == Some(ClientType::Other) {
-            return killed;
-        }
         for client in self.list.borrow().values() {
-            let wanted = order.id.is_none_or(|id| id == client.id)
+            let wanted = order.kind.is_none_or(|kind| kind == client.kind())
+                && order.id.is_none_or(|id| id == client.id)
                 && order.address.as_ref().is_none_or(|to| Client::has_address(client.address, to))
                 && order
                     .local_address
@@ -370,7 +378,9 @@ impl Clients {
         let line = |client: &Rc<Client>| (client.id, client.describe(now_ns));
         match order {
             ListOrder::All => list.values().map(line).collect(),
-            ListOrder::None => Vec::new(),
+            ListOrder::Type(kind) => {
+                list.values().filter(|client| client.kind() == *kind).map(line).collect()
+            }
             ListOrder::Ids(ids) => ids.iter().filter_map(|id| list.get(id)).map(line).collect(),
         }
     }

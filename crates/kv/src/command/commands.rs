@@ -244,7 +244,11 @@ impl Command<'_> {
             Self::Fields(args) | Self::Write(WriteCommand::Fields(args)) => {
                 args.len() * FIELD_BYTES
             }
-            Self::Client(ClientCommand::List(_)) | Self::Describe(_) => LIST_BYTES,
+            Self::Client(ClientCommand::List(ListFilter::Ids(ids))) => {
+                LIST_BYTES + ids.len() * CLIENT_LINE_BYTES
+            }
+            Self::Client(ClientCommand::List(_)) => LIST_BYTES,
+            Self::Describe(describe) => LIST_BYTES + describe.names() * DOCUMENT_BYTES,
             _ => 0,
         }
     }
@@ -252,6 +256,12 @@ impl Command<'_> {
 
 /// A `SCAN`'s reply ends with the key that makes it this long.
 pub(crate) const SCAN_BYTES_MAX: usize = 128 * 1024;
+
+/// Bytes of a line of `CLIENT LIST`, about.
+const CLIENT_LINE_BYTES: usize = 512;
+
+/// Bytes of what is said about a command, most for containers.
+const DOCUMENT_BYTES: usize = 16 * 1024;
 
 /// Memory of a key that is looked up, besides its bytes.
 const KEY_BYTES: usize = 64;
@@ -506,7 +516,7 @@ pub enum ReplyMode {
 pub enum ListFilter<'a> {
     /// All.
     All,
-    /// Those of a type; every connection here is a normal one.
+    /// Those of a type.
     Type(ClientType),
     /// Those with these numbers, which have been checked.
     Ids(Args<'a>),
@@ -516,6 +526,9 @@ pub enum ListFilter<'a> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ClientType {
     Normal,
+    /// Those that subscribe to a channel.
+    PubSub,
+    /// Masters and replicas, of which there are none.
     Other,
 }
 
@@ -549,6 +562,16 @@ pub enum Describe<'a> {
     /// All commands if no names are given.
     Info(Args<'a>),
     List(NameFilter<'a>),
+}
+
+impl Describe<'_> {
+    /// How many commands are named.
+    fn names(&self) -> usize {
+        match self {
+            Self::Docs(names) | Self::Info(names) => names.len(),
+            _ => 0,
+        }
+    }
 }
 
 /// Which names `COMMAND LIST` lists.

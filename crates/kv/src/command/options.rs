@@ -48,18 +48,34 @@ pub(super) fn set_until<'a>(
 pub(super) fn get_until(args: Args<'_>) -> Result<Command<'_>, Refusal<'_>> {
     const INVALID: &str = "ERR invalid expire time in 'getex' command";
     let key = args.get(1);
-    let found = match args.len() {
-        2 => return Ok(Command::One(key, Ask::Value)),
-        3 if args.is(2, "persist") => When::Never,
-        4 => match ["ex", "px", "exat", "pxat"].into_iter().find(|name| args.is(2, name)) {
-            Some(name) => match when(name, args.get(3), INVALID) {
-                Ok(when) => when,
-                Err(Refusal::Text(text)) => When::Refused(text),
-                Err(_) => When::Refused(NO_INTEGER),
-            },
-            None => return Err(Refusal::SYNTAX),
+    if args.len() == 2 {
+        return Ok(Command::One(key, Ask::Value));
+    }
+    // An option may be repeated, and the last one counts; two different ones exclude each other.
+    let (mut option, mut time, mut at) = (None, None, 2);
+    while at < args.len() {
+        let all = ["persist", "ex", "px", "exat", "pxat"];
+        let name = all.into_iter().find(|name| args.is(at, name)).ok_or(Refusal::SYNTAX)?;
+        if option.is_some_and(|other| other != name) {
+            return Err(Refusal::SYNTAX);
+        }
+        option = Some(name);
+        at += 1;
+        if name != "persist" {
+            if at == args.len() {
+                return Err(Refusal::SYNTAX);
+            }
+            time = Some(args.get(at));
+            at += 1;
+        }
+    }
+    let found = match (option, time) {
+        (Some(name), Some(time)) => match when(name, time, INVALID) {
+            Ok(when) => when,
+            Err(Refusal::Text(text)) => When::Refused(text),
+            Err(_) => When::Refused(NO_INTEGER),
         },
-        _ => return Err(Refusal::SYNTAX),
+        _ => When::Never,
     };
     Ok(Command::Write(WriteCommand::ModifyUntil(Operation::GetExpire, key, b"", found)))
 }
@@ -431,8 +447,14 @@ fn database(word: &[u8]) -> Result<(), Refusal<'_>> {
     Ok(())
 }
 
+/// Longest name of a connection in bytes: it is held, and repeated in every list.
+const CLIENT_NAME_BYTES_MAX: usize = 1024;
+
 /// Checks a connection's name: one word in a list.
 pub(super) fn client_name(name: &[u8]) -> Result<&[u8], Refusal<'_>> {
+    if name.len() > CLIENT_NAME_BYTES_MAX {
+        return Err(Refusal::Text("ERR Client names cannot be longer than 1024 bytes."));
+    }
     if name.iter().all(|byte| matches!(byte, b'!'..=b'~')) {
         Ok(name)
     } else {
@@ -446,7 +468,9 @@ fn client_type(word: &[u8]) -> Result<ClientType, Refusal<'_>> {
     let is = |name: &str| word.eq_ignore_ascii_case(name.as_bytes());
     if is("normal") {
         Ok(ClientType::Normal)
-    } else if is("master") || is("replica") || is("slave") || is("pubsub") {
+    } else if is("pubsub") {
+        Ok(ClientType::PubSub)
+    } else if is("master") || is("replica") || is("slave") {
         Ok(ClientType::Other)
     } else {
         Err(Refusal::Quoting { before: "ERR Unknown client type '", word, after: "'" })

@@ -64,7 +64,7 @@ impl Session {
                 self.reply(|writer| writer.ok());
             }
             ClientCommand::Unpause => {
-                self.state.node.pause_until_ns(0, true);
+                self.state.node.end_pauses();
                 self.reply(|writer| writer.ok());
             }
             ClientCommand::Info => {

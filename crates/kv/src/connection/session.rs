@@ -249,13 +249,14 @@ impl Session {
 
     /// Whether a command may be executed now. A read waits until the writes before it are visible.
     /// A write waits until the reads before it are done, and until there is room.
-    pub(super) fn is_its_turn(&mut self, access: Access) -> bool {
+    pub(super) fn is_its_turn(&mut self, access: Access, heeds_pause: bool) -> bool {
         match access {
             Access::None => true,
             Access::Read => !self.replies.is_writing(),
             Access::Write | Access::Order if self.replies.is_reading() => false,
             Access::Write
-                if self.state.node.writes_paused_until_ns() > self.state.core.now_ns() =>
+                if heeds_pause
+                    && self.state.node.writes_paused_until_ns() > self.state.core.now_ns() =>
             {
                 self.waits_for_pause = true;
                 false
@@ -333,7 +334,9 @@ impl Session {
         if access != Access::Write {
             self.send_writes();
         }
-        if !self.is_its_turn(access) {
+        // Redis lets these go on while writes are paused.
+        let saves = matches!(&command, Ok(Command::Save | Command::BackgroundSave));
+        if !self.is_its_turn(access, !saves) {
             return false;
         }
         if let Ok(command) = &command
@@ -440,7 +443,7 @@ impl Session {
         self.lookup = Some(receiver);
         self.state.core.spawn(Class::Foreground, async move {
             // The connection may have gone.
-            let _ = sender.send(length(state.reader.get(state.family, &key, None).await));
+            let _ = sender.send(length(state.reader.get(state.family, &key).await));
             client.wake();
         });
         None

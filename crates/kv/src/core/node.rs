@@ -167,12 +167,18 @@ impl NodeState {
         self.writes_paused_until_ns.load(Ordering::Relaxed)
     }
 
-    /// Holds back all commands, or only those that write.
+    /// Holds back all commands, or only those that write. A longer pause goes on.
     pub(crate) fn pause_until_ns(&self, until_ns: u64, all: bool) {
         if all {
-            self.paused_until_ns.store(until_ns, Ordering::Relaxed);
+            self.paused_until_ns.fetch_max(until_ns, Ordering::Relaxed);
         }
-        self.writes_paused_until_ns.store(until_ns, Ordering::Relaxed);
+        self.writes_paused_until_ns.fetch_max(until_ns, Ordering::Relaxed);
+    }
+
+    /// Ends all pauses.
+    pub(crate) fn end_pauses(&self) {
+        self.paused_until_ns.store(0, Ordering::Relaxed);
+        self.writes_paused_until_ns.store(0, Ordering::Relaxed);
     }
 
     /// Whether clients may write.

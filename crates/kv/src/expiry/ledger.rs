@@ -20,7 +20,7 @@ use lsm::{BatchWriter, CfId, Forerunner, LiveFiles, Note, Reader, Writer};
 use reactor::{Core, Event};
 
 use crate::expiry::record::{
-    Entry, after_due, decode, due_key, due_start, encode, record_key, run_entry,
+    Entry, after_due, decode, due_key, due_start, encode, ranges_of, record_key, run_entry,
 };
 use crate::expiry::{Deadline, Due, Expiry, RECORDS, due_from};
 
@@ -127,7 +127,18 @@ impl Ledger {
     pub async fn clear(&self) {
         let _turn = self.0.turn().await;
         let Some((_, writer)) = self.0.records.get() else { return };
-        let cleared = match writer.clear(RECORDS) {
+        // The deadlines of other column families stay.
+        let written = match self.0.values.db().column_families().len() {
+            0 | 1 => writer.clear(RECORDS),
+            _ => {
+                let mut batch = BatchWriter::new();
+                for (start, end) in ranges_of(self.0.family) {
+                    batch.delete_range(RECORDS, &start, &end);
+                }
+                writer.submit(batch, None)
+            }
+        };
+        let cleared = match written {
             Ok(written) => written.await,
             Err(error) => Err(error),
         };

@@ -63,6 +63,16 @@ impl LiveReader {
         self.0.expiry.get()
     }
 
+    /// The present state, of values and of deadlines.
+    ///
+    /// # Errors
+    /// Those of [`Reader::snapshot`].
+    pub fn moment(&self) -> lsm::Result<Moment> {
+        // First the records: those of all values that the second one sees are there, or are newer.
+        let records = self.records().map(Reader::snapshot).transpose()?;
+        Ok(Moment { records: records.map(Rc::new), values: self.0.reader.snapshot()? })
+    }
+
     /// The reader of records, if there may be any.
     fn records(&self) -> Option<&Reader> {
         let db = self.expiry()?.db.get()?;
@@ -107,9 +117,10 @@ impl LiveReader {
         &self,
         family: CfId,
         key: &[u8],
-        snapshot: Option<&Snapshot>,
+        at: Option<&Moment>,
     ) -> lsm::Result<Option<(Value, Deadline)>> {
         let reader = &self.0.reader;
+        let snapshot = at.map(|at| &at.values);
         let Some(records) = self.records() else {
             let found = reader.get(family, key, snapshot).await?;
             return Ok(found.map(|value| (value, Deadline::NEVER)));
@@ -119,10 +130,17 @@ impl LiveReader {
         loop {
             let Some((value, sequence)) = found else { return Ok(None) };
             let record = records.get(RECORDS, &name, None).await?;
+            let mut deadline = record.map(|record| self.deadline_of(&record, &value, sequence));
+            if deadline.is_none_or(|deadline| deadline == Deadline::NEVER)
+                && let Some(before) = at.and_then(|at| at.records.as_deref())
+            {
+                // The value was removed since, and its record.
+                let record = records.get(RECORDS, &name, Some(before)).await?;
+                deadline = record.map(|record| self.deadline_of(&record, &value, sequence));
+            }
             // While the value is there, its record is.
             found = reader.get_numbered(family, key, snapshot).await?;
             if found.as_ref().is_some_and(|(_, newest)| *newest == sequence) {
-                let deadline = record.map(|record| self.deadline_of(&record, &value, sequence));
                 return Ok(Some((value, deadline.unwrap_or_default())));
             }
         }
@@ -143,28 +161,23 @@ impl LiveReader {
     }
 
     /// As [`Reader::get`].
-    pub async fn get(
-        &self,
-        family: CfId,
-        key: &[u8],
-        snapshot: Option<&Snapshot>,
-    ) -> lsm::Result<Option<Value>> {
+    pub async fn get(&self, family: CfId, key: &[u8]) -> lsm::Result<Option<Value>> {
         if let Some(records) = self.records() {
             let record = records.get(RECORDS, &record_key(family, key), None).await?;
             if let Judgement::Asks = self.judge(record.as_deref()) {
-                return self.get_asking(family, key, snapshot).await;
+                return self.get_asking(family, key, None).await;
             }
         }
-        self.0.reader.get(family, key, snapshot).await
+        self.0.reader.get(family, key, None).await
     }
 
     async fn get_asking(
         &self,
         family: CfId,
         key: &[u8],
-        snapshot: Option<&Snapshot>,
+        at: Option<&Moment>,
     ) -> lsm::Result<Option<Value>> {
-        let found = self.look_up(family, key, snapshot).await?;
+        let found = self.look_up(family, key, at).await?;
         let now = self.now_ms();
         Ok(found.and_then(|(value, deadline)| (!deadline.has_passed(now)).then_some(value)))
     }
@@ -195,11 +208,16 @@ impl LiveReader {
     }
 
     /// Which keys may have expired.
-    async fn asking(&self, family: CfId, keys: &[&[u8]]) -> Vec<lsm::Result<bool>> {
+    async fn asking(
+        &self,
+        family: CfId,
+        keys: &[&[u8]],
+        at: Option<&Snapshot>,
+    ) -> Vec<lsm::Result<bool>> {
         let Some(records) = self.records() else { return vec![Ok(false); keys.len()] };
         let names: Vec<Vec<u8>> = keys.iter().map(|key| record_key(family, key)).collect();
         let names: Vec<&[u8]> = names.iter().map(Vec::as_slice).collect();
-        let found = records.multi_get(RECORDS, &names, None).await;
+        let found = records.multi_get(RECORDS, &names, at).await;
         let asks = |record: Option<Value>| matches!(self.judge(record.as_deref()), Judgement::Asks);
         found.into_iter().map(|record| record.map(asks)).collect()
     }
@@ -209,17 +227,28 @@ impl LiveReader {
         &self,
         family: CfId,
         keys: &[&[u8]],
-        snapshot: Option<&Snapshot>,
+        at: Option<&Moment>,
     ) -> Vec<lsm::Result<Option<Value>>> {
+        let snapshot = at.map(|at| &at.values);
         if !self.has_deadlines() {
             return self.0.reader.multi_get(family, keys, snapshot).await;
         }
-        let asking = self.asking(family, keys).await;
+        let mut asking = self.asking(family, keys, None).await;
+        if let Some(before) = at.and_then(|at| at.records.as_deref()) {
+            // Records may have been removed since, with their values.
+            let before = self.asking(family, keys, Some(before)).await;
+            for (asks, before) in asking.iter_mut().zip(before) {
+                match (&asks, before) {
+                    (Ok(false), before) => *asks = before,
+                    (Ok(true) | Err(_), _) => {}
+                }
+            }
+        }
         let mut found = self.0.reader.multi_get(family, keys, snapshot).await;
         for ((key, asks), found) in keys.iter().zip(asking).zip(&mut found) {
             match asks {
                 Ok(false) => {}
-                Ok(true) => *found = self.get_asking(family, key, snapshot).await,
+                Ok(true) => *found = self.get_asking(family, key, at).await,
                 Err(error) => *found = Err(error),
             }
         }
@@ -251,7 +280,7 @@ impl LiveReader {
         if !self.has_deadlines() {
             return self.0.reader.contains(family, keys).await;
         }
-        let asking = self.asking(family, keys).await;
+        let asking = self.asking(family, keys, None).await;
         let mut found = self.0.reader.contains(family, keys).await;
         for ((key, asks), found) in keys.iter().zip(asking).zip(&mut found) {
             match asks {
@@ -265,15 +294,8 @@ impl LiveReader {
         found
     }
 
-    /// As [`Reader::iter`].
-    ///
-    /// # Errors
-    /// Those of [`Reader::iter`].
-    pub fn iter(&self, family: CfId, options: IterOptions<'_>) -> lsm::Result<LiveIter> {
-        self.iter_at(family, options, self.now_ms())
-    }
-
-    /// The same for the keys that had not expired at a time.
+    /// As [`Reader::iter`], for the keys that had not expired at a time, in the present state or in
+    /// that of a moment.
     ///
     /// # Errors
     /// Those of [`Reader::iter`].
@@ -282,10 +304,23 @@ impl LiveReader {
         family: CfId,
         options: IterOptions<'_>,
         now_ms: u64,
+        at: Option<&Moment>,
     ) -> lsm::Result<LiveIter> {
-        let iter = self.0.reader.iter(family, options)?;
-        Ok(LiveIter { iter, reader: self.clone(), family, now_ms })
+        let records = match at {
+            Some(at) => at.records.clone(),
+            None => self.records().map(Reader::snapshot).transpose()?.map(Rc::new),
+        };
+        let snapshot = at.map(|at| &at.values);
+        let iter = self.0.reader.iter(family, IterOptions { snapshot, ..options })?;
+        Ok(LiveIter { iter, reader: self.clone(), family, now_ms, records })
     }
+}
+
+/// The state at one moment.
+pub(crate) struct Moment {
+    /// The deadlines, if there may have been any.
+    records: Option<Rc<Snapshot>>,
+    values: Snapshot,
 }
 
 /// An iterator over the keys that have not expired.
@@ -294,6 +329,8 @@ pub(crate) struct LiveIter {
     reader: LiveReader,
     family: CfId,
     now_ms: u64,
+    /// The deadlines when the iterator was made.
+    records: Option<Rc<Snapshot>>,
 }
 
 impl LiveIter {
@@ -370,8 +407,15 @@ impl LiveIter {
             Some(record) => record?,
             None => records.get(RECORDS, &name, None).await?,
         };
-        let Some(record) = record else { return Ok(false) };
-        let deadline = self.reader.deadline_of(&record, self.iter.value(), self.iter.number());
-        Ok(deadline.has_passed(self.now_ms))
+        let of =
+            |record: Value| self.reader.deadline_of(&record, self.iter.value(), self.iter.number());
+        let mut deadline = record.map(of);
+        if deadline.is_none_or(|deadline| deadline == Deadline::NEVER)
+            && let Some(before) = &self.records
+        {
+            // The value may have been removed since, and its record.
+            deadline = records.get(RECORDS, &name, Some(before)).await?.map(of);
+        }
+        Ok(deadline.is_some_and(|deadline| deadline.has_passed(self.now_ms)))
     }
 }

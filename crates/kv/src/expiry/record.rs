@@ -66,6 +66,17 @@ pub(crate) fn due_start(family: u32) -> Vec<u8> {
     prefixed(DUE, family)
 }
 
+/// The ranges of keys that a family has: from one key to before another.
+pub(crate) fn ranges_of(family: u32) -> [(Vec<u8>, Vec<u8>); 2] {
+    [RECORD, DUE].map(|kind| {
+        let end = match family.checked_add(1) {
+            Some(next) => prefixed(kind, next),
+            None => vec![kind + 1],
+        };
+        (prefixed(kind, family), end)
+    })
+}
+
 /// The deadline and the key of an entry.
 pub(crate) fn parse_due(due: &[u8]) -> Option<(Deadline, &[u8])> {
     let rest = due.get(PREFIX_BYTES..)?;

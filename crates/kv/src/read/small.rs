@@ -94,7 +94,7 @@ const NO_FREQUENCY: &str = "ERR An LFU maxmemory policy is not selected, access 
 /// Looks up what a read of one key needs: its value, or an empty one where only its existence is
 /// asked for and the value does not fit into memory. Suspends for blocks that are not in memory.
 pub(crate) async fn look_up(state: &CoreState, key: &[u8], ask: Ask) -> lsm::Result<Option<Value>> {
-    match state.reader.get(state.family, key, None).await {
+    match state.reader.get(state.family, key).await {
         Err(error)
             if error.kind() == lsm::Kind::Memory
                 && matches!(ask, Ask::Type | Ask::TimeToLive(_)) =>
@@ -193,7 +193,7 @@ pub(crate) async fn bits(
 ) -> Vec<u8> {
     let mut reply = Vec::new();
     let mut writer = Writer::new(&mut reply, protocol);
-    let value = match state.reader.get(state.family, key, None).await {
+    let value = match state.reader.get(state.family, key).await {
         Ok(value) => value,
         Err(error) => {
             write_error(&error, &mut writer);
@@ -221,7 +221,7 @@ pub(crate) async fn bits(
 pub(crate) async fn dump(state: &Rc<CoreState>, key: &[u8], protocol: Protocol) -> Vec<u8> {
     let mut reply = Vec::new();
     let mut writer = Writer::new(&mut reply, protocol);
-    let value = match state.reader.get(state.family, key, None).await {
+    let value = match state.reader.get(state.family, key).await {
         Ok(Some(value)) => value,
         Ok(None) => {
             state.count_hit(false);
@@ -257,7 +257,7 @@ pub(crate) async fn describe_value(
 ) -> Vec<u8> {
     let mut reply = Vec::new();
     let mut writer = Writer::new(&mut reply, protocol);
-    match state.reader.get(state.family, key, None).await {
+    match state.reader.get(state.family, key).await {
         Ok(Some(value)) => {
             let (header, follows) = dump::header(&value);
             let length = header.len() - 1 + if follows { value.len() } else { 0 };
@@ -332,7 +332,7 @@ pub(crate) async fn fields(
 ) -> Vec<u8> {
     let mut reply = Vec::new();
     let mut writer = Writer::new(&mut reply, protocol);
-    match state.reader.get(state.family, key, None).await {
+    match state.reader.get(state.family, key).await {
         Ok(value) => {
             state.count_hit(value.is_some());
             write_fields(value.as_deref(), &operations, &mut writer);

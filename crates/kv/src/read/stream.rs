@@ -17,6 +17,7 @@ use resp::{Protocol, Writer};
 
 use crate::client::gauge::Share;
 use crate::core::state::CoreState;
+use crate::expiry::live::Moment;
 use crate::read::small::write_error;
 use crate::read::walk::Walk;
 
@@ -269,7 +270,7 @@ pub(crate) struct LookupStream {
     element_bytes: usize,
     /// Number of keys to look up next; fewer where values are large.
     together: usize,
-    snapshot: Option<lsm::Snapshot>,
+    at: Option<Moment>,
     protocol: Protocol,
 }
 
@@ -289,7 +290,7 @@ impl LookupStream {
             room: state.unsent_bytes.share(),
             element_bytes: 0,
             together: LOOKUP_FIRST,
-            snapshot: None,
+            at: None,
             protocol,
         }
     }
@@ -306,9 +307,9 @@ impl LookupStream {
 
     async fn next(mut self) -> Piece {
         let mut bytes = Vec::new();
-        if self.snapshot.is_none() {
-            match self.state.reader.snapshot() {
-                Ok(snapshot) => self.snapshot = Some(snapshot),
+        if self.at.is_none() {
+            match self.state.reader.moment() {
+                Ok(at) => self.at = Some(at),
                 Err(error) => {
                     write_error(&error, &mut Writer::new(&mut bytes, self.protocol));
                     return Piece { bytes, room: self.room, rest: Rest::Done };
@@ -321,7 +322,7 @@ impl LookupStream {
             let end = (self.given + self.together).min(self.keys.len());
             let keys: Vec<&[u8]> = self.keys[self.given..end].iter().map(Vec::as_slice).collect();
             let (reader, family) = (&self.state.reader, self.state.family);
-            let answers = reader.multi_get(family, &keys, self.snapshot.as_ref()).await;
+            let answers = reader.multi_get(family, &keys, self.at.as_ref()).await;
             let looked_up = answers.len();
             let mut found = 0;
             for answer in answers {

@@ -3,12 +3,13 @@
 
 use std::rc::Rc;
 
-use lsm::{IterOptions, Snapshot};
+use lsm::IterOptions;
 
 use crate::command::glob;
 use crate::command::range::{RangeBound, RangeQuery};
 use crate::core::state::CoreState;
 use crate::expiry::live::LiveIter;
+use crate::expiry::live::Moment;
 
 /// Steps between two yields to other tasks.
 const STEPS_PER_CHECK: u32 = 64;
@@ -36,7 +37,7 @@ impl End {
 /// A walk over the keys of a range.
 pub(crate) struct Walk {
     state: Rc<CoreState>,
-    snapshot: Option<Snapshot>,
+    at: Option<Moment>,
     start: End,
     end: End,
     reverse: bool,
@@ -57,7 +58,7 @@ impl Walk {
     pub fn matching(state: &Rc<CoreState>, pattern: Option<&[u8]>) -> Self {
         Self {
             state: state.clone(),
-            snapshot: None,
+            at: None,
             start: End::Open,
             end: End::Open,
             reverse: false,
@@ -87,7 +88,7 @@ impl Walk {
     /// Takes a snapshot: from now on it sees the present state.
     pub fn freeze(&mut self) -> lsm::Result<()> {
         self.now_ms = Some(self.state.core.unix_time_ms());
-        self.snapshot = Some(self.state.reader.snapshot()?);
+        self.at = Some(self.state.reader.moment()?);
         Ok(())
     }
 
@@ -179,14 +180,15 @@ impl Walk {
             lower,
             upper,
             prefix: self.prefix.clone().filter(|_| !self.state.descending),
-            snapshot: self.snapshot.as_ref(),
+            snapshot: None,
             fill_cache: false,
             expected: self.expected,
             expected_backward: self.reverse,
             keys_only: false,
         };
         let now_ms = self.now_ms.unwrap_or_else(|| self.state.core.unix_time_ms());
-        let mut iter = self.state.reader.iter_at(self.state.family, options, now_ms)?;
+        let reader = &self.state.reader;
+        let mut iter = reader.iter_at(self.state.family, options, now_ms, self.at.as_ref())?;
         match (self.last.take(), self.reverse) {
             (Some(last), false) => {
                 iter.seek(&last).await?;

@@ -207,7 +207,7 @@ async fn walk(
         fill_cache: false,
         ..IterOptions::default()
     };
-    let mut iter = reader.iter_at(family, options, keys.now_ms()).map_err(engine)?;
+    let mut iter = reader.iter_at(family, options, keys.now_ms(), None).map_err(engine)?;
     let mut own = VecDeque::from(keys.of_range(range));
     if *reverse {
         own.make_contiguous().reverse();
@@ -246,9 +246,7 @@ async fn walk(
             if *values && value.is_none() {
                 value = match of_engine {
                     true => Some(iter.value().to_vec()),
-                    false => {
-                        reader.get(family, &key, None).await.map_err(engine)?.map(|v| v.to_vec())
-                    }
+                    false => reader.get(family, &key).await.map_err(engine)?.map(|v| v.to_vec()),
                 };
             }
             keys.note_bytes(key.len() + value.as_ref().map_or(0, Vec::len))?;
@@ -306,7 +304,7 @@ async fn learn(
                 exists.map(|there| if there { OldValue::There } else { OldValue::Missing })
             }
             Need::Value => {
-                let found = reader.get(family, &key, None).await;
+                let found = reader.get(family, &key).await;
                 found.map(|value| match value {
                     Some(value) => OldValue::Value(value.to_vec()),
                     None => OldValue::Missing,

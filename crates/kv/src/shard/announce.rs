@@ -67,6 +67,13 @@ impl ShardState {
         self.posters.get().is_some_and(|posters| posters.node().is_tracked())
     }
 
+    /// Whether a client has paused writes.
+    pub(super) fn is_paused(&self) -> bool {
+        self.posters
+            .get()
+            .is_some_and(|posters| posters.node().writes_paused_until_ns() > self.core.now_ns())
+    }
+
     /// Adds what has been written, and is visible, to the announcements.
     pub(super) fn announce(&self, written: impl IntoIterator<Item = Written>) {
         let Some(posters) = self.posters.get() else { return };

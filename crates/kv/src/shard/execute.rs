@@ -284,6 +284,10 @@ impl Keys {
     pub fn remove(&mut self, range: &KeyRange, end: Vec<u8>, others: i64) -> i64 {
         let mut count = others;
         for (_, state) in self.states.iter_mut().filter(|(key, _)| range.has(key)) {
+            if matches!(state.now, OldValue::Missing) {
+                // What is not there is not removed.
+                continue;
+            }
             count += i64::from(state.now.exists());
             state.now = OldValue::Missing;
             state.write(&mut self.writes);

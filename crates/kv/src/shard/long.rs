@@ -181,7 +181,7 @@ impl ShardState {
                     self.changed.wait_until(|| self.landed.get() >= ticket).await;
                 }
                 None => {
-                    let value = self.live.get(self.family, key, None).await?;
+                    let value = self.live.get(self.family, key).await?;
                     return Ok(value.map_or(Source::Missing, Source::Read));
                 }
             }

@@ -223,6 +223,10 @@ impl ShardState {
         let (write, answer) =
             modify::modify(kind, before, operand.unwrap_or_default(), self.value_bytes_max.get());
         made.answer = answer;
+        if kind == Operation::GetExpire && matches!(when, When::Never) && known == Deadline::NEVER {
+            // PERSIST takes nothing away.
+            return made;
+        }
         let value = match &write {
             Write::Nothing => return made,
             Write::AsItIs => operand,

@@ -34,6 +34,11 @@ pub(super) async fn reclaim_all(shard: Rc<ShardState>) {
     let (mut last, mut rounds) = (None, 0);
     loop {
         shard.ledger.wait().await;
+        // A pause of writes leaves the data as it is.
+        if shard.is_paused() {
+            shard.core.sleep_ns(PAUSE_NS).await;
+            continue;
+        }
         let before_ns = shard.core.now_ns();
         last = round(&shard, last.as_ref()).await;
         let took_ns = shard.core.now_ns().saturating_sub(before_ns);

@@ -82,6 +82,9 @@ impl Contents {
             let what = format!("{} is missing", FileName::Blob(*missing));
             return Err(Error::new(Kind::Corruption, what));
         }
+        if let Some(error) = plan.damaged.into_values().next() {
+            return Err(error);
+        }
         let families = manifest.column_families.values();
         for (_, meta) in families.flat_map(|family| family.files()) {
             let Some(name) = plan.tables.get(&meta.number).cloned() else { continue };

@@ -86,10 +86,10 @@ impl RecoveredBuilder {
             Op::Entity { key, columns, .. } => {
                 self.insert(key, sequence, ValueType::WideColumnEntity, &[columns]);
             }
-            Op::TimedPut { key, value, write_time, .. } => {
-                // As in a table: eight bytes after the value.
-                let parts = [value, &write_time.to_le_bytes()];
-                self.insert(key, sequence, ValueType::ValuePreferredSeqno, &parts);
+            // A table would have a sequence number of that time after the value, and RocksDB has
+            // none for most times either.
+            Op::TimedPut { key, value, .. } => {
+                self.insert(key, sequence, ValueType::Value, &[value]);
             }
             Op::DeleteRange { begin, end, .. } => self.delete_range(begin, end, sequence)?,
             Op::LogData(_) | Op::Noop | Op::Marker(_) => {}
@@ -528,7 +528,7 @@ mod tests {
             (b"d", 0x02, b"+"),
             (b"e", 0x11, b"ref"),
             (b"f", 0x16, b"cols"),
-            (b"g", 0x18, b"v\x02\x01\0\0\0\0\0\0"),
+            (b"g", 0x01, b"v"),
         ];
         for (key, kind, bytes) in want {
             assert_eq!(value(&t, key, 99), Some((kind, bytes)));

@@ -294,7 +294,7 @@ impl Found<'_> {
             .manifest
             .column_families
             .get(&family.id)
-            .is_some_and(|family| !family.timestamps_persisted);
+            .is_some_and(|family| !family.timestamps_persisted || family.has_low_timestamp);
         if timestamps || family.comparator_name.ends_with(".u64ts") {
             return Some(format!("keys of column family {name} have user-defined timestamps"));
         }

@@ -215,6 +215,8 @@ impl LevelIter {
     }
 
     /// The first key of a table before `target` that has sequences above `hidden`, if there is one.
+    /// The bounds of a table say which user keys it has: an ingested one has other sequences in its
+    /// entries.
     fn first_beyond(&self, target: &[u8], hidden: u64, direction: Direction) -> Option<Vec<u8>> {
         let version = &self.context.view.version;
         let mut at = self.at;
@@ -225,7 +227,17 @@ impl LevelIter {
                 Direction::Backward => (&meta.largest, &meta.smallest),
             };
             if meta.largest_sequence > hidden {
-                return Some(near.clone());
+                let trailer = match direction {
+                    Direction::Forward => u64::MAX,
+                    Direction::Backward => 0,
+                };
+                let near = [user_key(near), &trailer.to_le_bytes()].concat();
+                let order = self.comparator.cmp_internal(&near, target);
+                let is_before = match direction {
+                    Direction::Forward => order.is_lt(),
+                    Direction::Backward => order.is_gt(),
+                };
+                return is_before.then_some(near);
             }
             let order = self.comparator.cmp_internal(far, target);
             match direction {

@@ -14,7 +14,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use rocksfmt::{
     BLOB_RECORD_HEADER_BYTES, BlobGarbage, BlobIndex, KEY_TRAILER_BYTES, ManifestReplay, ValueType,
-    VersionEdit,
+    VersionEdit, blob_columns,
 };
 
 /// References to one blob file: those in inputs minus those in outputs.
@@ -61,15 +61,22 @@ impl BlobMeter {
     #[inline]
     fn count(&mut self, key: &[u8], value: &[u8], one: i64) {
         let kind = key.len().checked_sub(KEY_TRAILER_BYTES).map(|at| key[at]);
-        if kind == Some(ValueType::BlobIndex as u8) {
-            self.count_reference(key.len() - KEY_TRAILER_BYTES, value, one);
+        // A value that does not parse is copied, or refused by the table writer.
+        if kind == Some(ValueType::BlobIndex as u8)
+            && let Ok(index) = BlobIndex::parse(value)
+        {
+            self.count_reference(key.len() - KEY_TRAILER_BYTES, &index, one);
+        } else if kind == Some(ValueType::WideColumnEntity as u8)
+            && let Ok(columns) = blob_columns(value)
+        {
+            for index in columns {
+                self.count_reference(key.len() - KEY_TRAILER_BYTES, &index, one);
+            }
         }
     }
 
     #[cold]
-    fn count_reference(&mut self, key_bytes: usize, value: &[u8], one: i64) {
-        // A value that does not parse is copied, or refused by the table writer.
-        let Ok(index) = BlobIndex::parse(value) else { return };
+    fn count_reference(&mut self, key_bytes: usize, index: &BlobIndex, one: i64) {
         let bytes = (BLOB_RECORD_HEADER_BYTES + key_bytes) as u64;
         let bytes = i64::try_from(bytes.saturating_add(index.size)).unwrap_or(i64::MAX);
         let balance = self.0.entry(index.file_number).or_default();

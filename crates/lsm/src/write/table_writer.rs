@@ -3,7 +3,7 @@
 use fs::FileWriter;
 use rocksfmt::{
     BlobIndex, BlockOptions, DictionaryTraining, FileMeta, FileName, SstBuilder, SstOptions,
-    SstTimes, ValueType, unpack,
+    SstTimes, ValueType, blob_columns, unpack,
 };
 
 use crate::error::{Error, Result};
@@ -106,9 +106,14 @@ impl<'a> TableWriter<'a> {
         let format = |e: rocksfmt::Error| Error::format(&self.name, &e);
         self.builder.add(key, value).map_err(format)?;
         let packed = key.last_chunk::<8>().map_or(0, |trailer| u64::from_le_bytes(*trailer));
-        if unpack(packed).1 == ValueType::BlobIndex as u8 {
+        let kind = unpack(packed).1;
+        if kind == ValueType::BlobIndex as u8 {
             let blob = BlobIndex::parse(value).map_err(format)?;
             self.builder.refers_to_blob_file(blob.file_number, blob.size);
+        } else if kind == ValueType::WideColumnEntity as u8 {
+            for blob in blob_columns(value).map_err(format)? {
+                self.builder.refers_to_blob_file(blob.file_number, blob.size);
+            }
         }
         self.write_piece().await?;
         if let Some(training) = self.builder.training() {

@@ -247,6 +247,35 @@ fn copies_of_a_closed_database_leave_it_as_it_was() {
 
 /// The draft `NAME.tmp` may be a database that is not ours to remove.
 #[test]
+fn a_database_without_one_of_its_tables_is_not_copied() {
+    in_directory(fresh_dir("incomplete"), async |core, dir| {
+        let path = dir.join("db");
+        let (db, writer) = open(&core, &path, small(Durability::Process)).await;
+        write_some(&core, &writer, &mut Model::new(), 300).await;
+        writer.flush().await.unwrap();
+        writer.close().await.unwrap();
+        drop((db, writer));
+        let mut tables = files_of(&path);
+        tables.retain(|file| file.extension() == Some("sst".as_ref()));
+        let table = path.join(tables.first().unwrap());
+        let bytes = std::fs::read(&table).unwrap();
+        for there in [Some(&bytes[..bytes.len() - 1]), None] {
+            std::fs::remove_file(&table).unwrap_or_default();
+            if let Some(part) = there {
+                std::fs::write(&table, part).unwrap();
+            }
+            let files = ClosedFiles::of(&core, &path).await.unwrap();
+            let mut quiet = |_, _| {};
+            let mut transfer = Transfer::new(&core, None, &mut quiet);
+            let copied = lsm::checkpoint(files.list(), &dir.join("copy"), &mut transfer).await;
+            let error = copied.expect_err("a table is missing or cut");
+            assert_eq!(error.kind(), Kind::Corruption, "{error}");
+            assert!(!dir.join("copy").join("CURRENT").exists());
+        }
+    });
+}
+
+#[test]
 fn a_copy_removes_nothing_that_no_copy_has_left() {
     let dir = fresh_dir("copies-foreign");
     make_backups(&dir, 1, small(Durability::Process));

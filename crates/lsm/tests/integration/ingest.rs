@@ -109,6 +109,39 @@ fn ingested_tables_are_newer_than_what_was_there_and_older_than_what_follows() {
     }
 }
 
+/// The entries of an ingested table have other sequences than its bounds: backward, a range
+/// tombstone that hides the table beside it must not hide its last key.
+#[test]
+fn a_range_tombstone_beside_an_ingested_table_hides_none_of_it() {
+    let dir = fresh_dir("ingest-beside");
+    on_one_core(move |core| {
+        let base = dir.clone();
+        async move {
+            let path = base.join("db");
+            std::fs::create_dir(&path).unwrap();
+            let (db, writer) = open(&core, &path, Durability::Process).await;
+            let mut model = Model::new();
+            let (high, low) = (base.join("high.sst"), base.join("low.sst"));
+            make(&high, 500..600, "high", &mut model);
+            ingest(&writer, vec![high]).await.unwrap();
+            let mut batch = lsm::BatchWriter::new();
+            batch.delete_range(0, &key(450), &key(900));
+            writer.write(batch).await.unwrap();
+            model.retain(|other, _| *other < key(450));
+            let reader = db.attach(&core);
+            let snapshot = reader.snapshot().unwrap();
+            make(&low, 100..200, "low", &mut model);
+            let done = ingest(&writer, vec![low]).await.unwrap();
+            assert!(done.sequence > 0, "{done:?}");
+            drop(snapshot);
+            compare(&core, &db, &model).await;
+            let mut iter = reader.iter(0, IterOptions::default()).unwrap();
+            crate::common::scan_both_ways(&mut iter, &model).await;
+            std::fs::remove_dir_all(&base).unwrap();
+        }
+    });
+}
+
 #[test]
 fn the_number_of_keys_stays_exact_without_overlap_and_is_unknown_after_one() {
     let dir = fresh_dir("ingest-keys");

@@ -64,13 +64,13 @@ pub struct LimitChange {
     /// the disk out of its group.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub group: Option<String>,
-    /// See [`Limits::iops`].
+    /// Requests per second; 0 is no limit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub iops: Option<u64>,
-    /// See [`Limits::bytes_per_second`].
+    /// Bytes of reads and writes per second; 0 is no limit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bytes_per_second: Option<u64>,
-    /// See [`Limits::burst_ns`].
+    /// How much is saved at most, as the time that earns it; 0 is 100 ms.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub burst_ns: Option<u64>,
 }

@@ -225,7 +225,7 @@ impl VersionEdit {
 
     fn field(&mut self, tag: u32, d: &mut Decoder<'_>) -> Result<()> {
         match tag {
-            tag::COMPARATOR => self.comparator = Some(text(d.lps("comparator name")?)),
+            tag::COMPARATOR => self.comparator = Some(text(d, "comparator name")?),
             tag::LOG_NUMBER => self.log_number = Some(d.varint64("log number")?),
             tag::NEXT_FILE_NUMBER => self.next_file_number = Some(d.varint64("next file number")?),
             tag::LAST_SEQUENCE => self.last_sequence = Some(d.varint64("last sequence")?),
@@ -253,7 +253,7 @@ impl VersionEdit {
             }
             tag::COLUMN_FAMILY => self.column_family = d.varint32("column family id")?,
             tag::COLUMN_FAMILY_ADD => {
-                self.column_family_add = Some(text(d.lps("column family name")?));
+                self.column_family_add = Some(text(d, "column family name")?);
             }
             tag::COLUMN_FAMILY_DROP => self.column_family_drop = true,
             tag::MAX_COLUMN_FAMILY => {
@@ -268,7 +268,7 @@ impl VersionEdit {
             tag::BLOB_FILE_GARBAGE | tag::OLD_BLOB_FILE_GARBAGE => {
                 self.blob_garbage.push(BlobGarbage::decode(d)?);
             }
-            tag::DB_ID => self.db_id = Some(text(d.lps("database id")?)),
+            tag::DB_ID => self.db_id = Some(text(d, "database id")?),
             tag::OLD_WAL_ADDITION => self.wal_additions.push(wal_addition(d)?),
             tag::WAL_ADDITION => {
                 let mut inner = Decoder::new(d.lps("log addition")?);
@@ -320,9 +320,13 @@ impl VersionEdit {
     }
 }
 
-/// Names are bytes in the format and text in this crate.
-fn text(bytes: &[u8]) -> String {
-    String::from_utf8_lossy(bytes).into_owned()
+/// Names are bytes in the format and text in this crate: others are refused, because they could not
+/// be written again as they were.
+fn text(d: &mut Decoder<'_>, what: &'static str) -> Result<String> {
+    let bytes = d.lps(what)?;
+    String::from_utf8(bytes.to_vec()).map_err(|_| {
+        Error::unsupported(format!("the {what} \"{}\" is not UTF-8", bytes.escape_ascii()))
+    })
 }
 
 fn level(d: &mut Decoder<'_>) -> Result<u32> {

@@ -37,6 +37,7 @@ struct Family {
     /// By the number of a blob file, the SST files that are linked to it.
     linked: BTreeMap<u64, BTreeSet<u64>>,
     timestamps_persisted: Option<bool>,
+    has_low_timestamp: bool,
 }
 
 /// SST files in one record of a snapshot. The bound keeps the time to build a record short.
@@ -198,6 +199,7 @@ impl ManifestReplay {
             blob_files: family.blob_files.clone(),
             linked: links(family.files().map(|(_, file)| file)),
             timestamps_persisted: Some(family.timestamps_persisted),
+            has_low_timestamp: family.has_low_timestamp,
         };
         let families = state.column_families.iter();
         ManifestReplay {
@@ -403,6 +405,7 @@ impl ManifestReplay {
         if edit.persist_timestamps.is_some() {
             family.timestamps_persisted = edit.persist_timestamps;
         }
+        family.has_low_timestamp |= edit.full_history_ts_low.is_some();
         if kind != EditKind::Normal {
             return Ok(());
         }
@@ -453,6 +456,7 @@ impl ManifestReplay {
                     levels,
                     blob_files: family.blob_files,
                     timestamps_persisted: family.timestamps_persisted.unwrap_or(true),
+                    has_low_timestamp: family.has_low_timestamp,
                 },
             );
         }

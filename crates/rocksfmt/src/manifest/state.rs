@@ -23,6 +23,8 @@ pub struct ColumnFamily {
     pub blob_files: BTreeMap<u64, BlobFileMeta>,
     /// Whether its files contain user timestamps (if its comparator has them).
     pub timestamps_persisted: bool,
+    /// Whether a lowest timestamp of its history was set, so that its keys have timestamps.
+    pub has_low_timestamp: bool,
 }
 
 impl ColumnFamily {

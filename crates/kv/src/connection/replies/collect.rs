@@ -140,7 +140,7 @@ impl Replies {
         }
         let (reader, family) = (self.state.reader.clone(), self.state.family);
         let task = self.state.core.spawn(Class::Foreground, async move {
-            let answer = reader.get(family, &key, None).await;
+            let answer = reader.get(family, &key).await;
             Found::Answer(key, answer, 0)
         });
         let admitted = Some(self.share_of(bytes));

@@ -6,7 +6,7 @@ use fs::Slice;
 use rocksfmt::{
     BLOCK_TRAILER_BYTES, BlobIndex, BlockCursor, BlockHandle, BlockLayout, Comparator, FileMeta,
     FileName, FilterHandle, FilterKey, FilterLayout, IndexFormat, IndexLayout, KEY_TRAILER_BYTES,
-    RangeTombstones, SENTINEL_PACKED, ValueType, pack, unpack,
+    RangeTombstones, SENTINEL_PACKED, ValueType, blob_columns, pack, unpack,
 };
 
 use crate::error::{Error, Kind, Result};
@@ -229,6 +229,13 @@ impl TableCheck<'_> {
                 if let Some(what) = self.records.and_then(|records| records.find(key, &index)) {
                     let wrong = self.wrong.entry((index.file_number, what));
                     wrong.or_insert((0, handle.offset)).0 += 1;
+                }
+            }
+            if refers == Some(ValueType::WideColumnEntity as u8)
+                && let Ok(columns) = blob_columns(&data[cursor.value_range()])
+            {
+                for index in columns {
+                    *self.seen.blob_files.entry(index.file_number).or_default() += 1;
                 }
             }
             seen += 1;

@@ -284,6 +284,7 @@ fn family(id: u32, name: &str, comparator: &str) -> ColumnFamily {
         levels: vec![Vec::new()],
         blob_files: BTreeMap::new(),
         timestamps_persisted: true,
+        has_low_timestamp: false,
     }
 }
 

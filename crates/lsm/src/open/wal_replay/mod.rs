@@ -88,6 +88,8 @@ pub(crate) struct WalReplay {
     leftovers: bool,
     /// Whether every group of this log has an end record.
     marked: bool,
+    /// A batch had an operation that does nothing, as those of transactions have.
+    has_noops: bool,
     /// The blob files that we wrote.
     pub blob_tails: BlobTails,
     /// The error of [`WalReplay::record`] was that of a batch that names values that were never
@@ -118,6 +120,7 @@ impl WalReplay {
             empty: false,
             leftovers: false,
             marked: false,
+            has_noops: false,
             blob_tails: BlobTails::new(),
             lacks_values: false,
             is_alone: false,
@@ -190,6 +193,7 @@ impl WalReplay {
         }
         let applied = self.memtables.apply(self.number, &batch, format)?;
         self.operations += applied.operations;
+        self.has_noops |= batch.ops().any(|op| matches!(op, Ok((_, Op::Noop))));
         self.expected = Some(batch.next_sequence());
         self.first_in_log = false;
         if applied.changes_keys {
@@ -284,6 +288,18 @@ impl WalReplay {
             return Ok(Order::Next);
         };
         let corrupt = |text: String| Err(Error::new(Kind::Corruption, text));
+        if found < expected && self.has_noops && !self.marked {
+            // Each batch of such a transaction takes one sequence, whatever it holds.
+            return Err(Error::new(
+                Kind::Unsupported,
+                format!(
+                    "{} at {}: the sequences are those of write-prepared transactions, which are \
+                     not read",
+                    self.name(),
+                    record.offset
+                ),
+            ));
+        }
         if found < expected {
             return corrupt(format!(
                 "{} at {}: sequence {found} goes back, expected {expected}",

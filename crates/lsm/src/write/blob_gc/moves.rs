@@ -8,7 +8,7 @@ use std::sync::Arc;
 use fs::{FileWriter, Mode, SharedFile};
 use rocksfmt::{
     BLOB_HEADER_BYTES, BLOB_RECORD_HEADER_BYTES, BlobFileMeta, BlobFooter, BlobHeader, BlobIndex,
-    BlobRecord, Compression, FileName, ValueType, crc32c_append, unpack,
+    BlobRecord, Compression, FileName, ValueType, blob_columns, crc32c_append, unpack,
 };
 
 use crate::db::CfId;
@@ -115,12 +115,16 @@ impl Collecting {
         let mut paced = Paced::new(&self.pace, &job.busy);
         for &slot in &self.tables {
             let before = live.len();
-            if let Err(error) =
-                self.references(job, slot, &mut paced, &mut live, &mut referred).await
-            {
-                return Ok(Moving::Table(slot, error));
-            }
+            let found = self.references(job, slot, &mut paced, &mut live, &mut referred).await;
+            let stuck = match found {
+                Ok(stuck) => stuck,
+                Err(error) => return Ok(Moving::Table(slot, error)),
+            };
             let meta = self.version.meta(slot);
+            if let Some(number) = stuck {
+                let what = "a wide-column entity refers to it, which is not moved";
+                return Ok(Moving::Blob(number, Error::new(Kind::Unsupported, what)));
+            }
             if live.len() == before && !self.victims.contains(&meta.oldest_blob_file) {
                 clean.insert(meta.number);
             }
@@ -170,6 +174,7 @@ impl Collecting {
     }
 
     /// Adds the references of a table: those to the files to `found`, and all to `referred`.
+    /// Returns a file to which a wide-column entity refers.
     async fn references(
         &self,
         job: &Job,
@@ -177,7 +182,8 @@ impl Collecting {
         paced: &mut Paced<'_>,
         found: &mut BTreeMap<(u64, u64), LiveValue>,
         referred: &mut References,
-    ) -> Result<()> {
+    ) -> Result<Option<u64>> {
+        let mut stuck = None;
         let mut entries = entries(job, &self.version, self.family, slot).await?;
         let mut steps = 0;
         while entries.valid() {
@@ -197,6 +203,16 @@ impl Collecting {
                     found.insert(value.place(), value);
                 }
             }
+            if unpack(entries.packed()).1 == ValueType::WideColumnEntity as u8
+                && let Ok(columns) = blob_columns(&entries.value())
+            {
+                for index in columns {
+                    count_reference(referred, &index, entries.user_key().len());
+                    if self.victims.contains(&index.file_number) {
+                        stuck = Some(index.file_number);
+                    }
+                }
+            }
             let bytes = entries.user_key().len() + entries.value().len();
             paced.done(&job.core, bytes as u64).await;
             entries.step(Direction::Forward).await?;
@@ -205,7 +221,7 @@ impl Collecting {
                 job.core.checkpoint().await;
             }
         }
-        Ok(())
+        Ok(stuck)
     }
 }
 

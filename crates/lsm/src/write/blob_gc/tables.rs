@@ -9,7 +9,7 @@ use rocksfmt::{
 };
 
 use crate::db::CfId;
-use crate::error::{Kind, Result};
+use crate::error::{Error, Kind, Result};
 use crate::read::level_iter::LevelIter;
 use crate::read::walk::{Direction, Position};
 use crate::table::Table;
@@ -139,6 +139,11 @@ impl Rewriting {
             creation_time: meta.creation_time,
             ..table.meta
         };
+        if let Some(tombstones) = &mut table.range_tombstones {
+            tombstones
+                .set_bounds(&meta.smallest, &meta.largest)
+                .map_err(|e| Error::format(format_args!("{:06}.sst", meta.number), &e))?;
+        }
         Ok(Rewrite::Done(Box::new(Rewritten { table, blobs, added })))
     }
 

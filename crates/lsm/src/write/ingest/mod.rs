@@ -257,10 +257,11 @@ pub(crate) async fn install(
     let is_newer = ingesting.borrow().is_newer;
     let tables = std::mem::take(&mut ingesting.borrow_mut().tables);
     let turn = state.manifest_turn().await?;
-    match overlaps_some(state, &tables) {
-        // A bulk load does not go through the commit task.
+    match is_newer_than_some(state, &tables) {
+        // A bulk load does not go through the commit task, nor does a snapshot.
         Ok(true) if !is_newer => {
-            let what = "something was loaded between the keys of the files meanwhile: try again";
+            let what = "something was loaded between the keys of the files meanwhile, or a snapshot \
+                        was taken: try again";
             return answer(ingesting, Err(Error::new(Kind::Unsupported, what)));
         }
         Err(error) => return answer(ingesting, Err(error)),
