@@ -10,7 +10,7 @@ use pyo3::types::PyDict;
 use crate::answer::Answer;
 use crate::batch::ClientBatch;
 use crate::bytes::{Bytes, keys};
-use crate::error::Failure;
+use crate::error::{Failure, exception};
 use crate::family::{bounds, or_default};
 use crate::mode::Mode;
 use crate::options::seconds;

@@ -117,6 +117,9 @@ impl<T> Slot<T> {
 
     #[cold]
     pub fn ended(&self, py: Python<'_>) -> PyErr {
+        if let Err(elsewhere) = self.origin.check(py, self.what) {
+            return elsewhere;
+        }
         exception(py, "Closed", &format!("the {} has ended", self.what))
     }
 
