@@ -238,9 +238,8 @@ impl LiveReader {
             // Records may have been removed since, with their values.
             let before = self.asking(family, keys, Some(before)).await;
             for (asks, before) in asking.iter_mut().zip(before) {
-                match (&asks, before) {
-                    (Ok(false), before) => *asks = before,
-                    (Ok(true) | Err(_), _) => {}
+                if let Ok(false) = asks {
+                    *asks = before;
                 }
             }
         }
