@@ -364,6 +364,9 @@ RANGES = [
     (("-", "+", "LIMIT", 3), lambda rows: rows[:3]),
     (("-", "+", "REVERSE", "LIMIT", 3), lambda rows: rows[::-1][:3]),
     (("-", "+", "LIMIT", 3, "REVERSE"), lambda rows: rows[::-1][:3]),
+    (("-", "+", "BYTES", 0), lambda rows: []),
+    (("-", "+", "BYTES", 1), lambda rows: rows[:1]),
+    (("[user:1", "[user:9", "LIMIT", 2, "BYTES", 1000), lambda rows: [row for row in rows if b"user:1" <= row[0] <= b"user:9"][:2]),
     (("[user:1", "[user:2"), lambda rows: [row for row in rows if b"user:1" <= row[0] <= b"user:2"]),
     (("(user:1", "(user:3"), lambda rows: [row for row in rows if b"user:1" < row[0] < b"user:3"]),
     (("[user:9", "[user:1"), lambda rows: []),
@@ -379,7 +382,7 @@ def test_a_range_read_has_its_bounds_and_its_direction(words, rows, both):
     assert both[1].call("mr.range", *words, "NOVALUES") == expected[::2]
 
 
-@pytest.mark.parametrize("words", [(), ("-",), ("-", "+", "NONSENSE"), ("user:1", "+"), ("-", "user:1"), ("-", "+", "LIMIT"), ("-", "+", "LIMIT", "x"), ("-", "+", "LIMIT", -1)])
+@pytest.mark.parametrize("words", [(), ("-",), ("-", "+", "NONSENSE"), ("user:1", "+"), ("-", "user:1"), ("-", "+", "LIMIT"), ("-", "+", "LIMIT", "x"), ("-", "+", "BYTES", -1), ("-", "+", "LIMIT", -1)])
 def test_an_invalid_range_read_is_an_error(words, both):
     assert isinstance(both[1].call("MR.RANGE", *words), resp.Error)
     assert both[1].call("PING") == b"PONG"

@@ -366,8 +366,10 @@ impl Cursor {
     /// Reads the next page.
     pub fn command(&self) -> Command {
         let (lower, upper) = (word(&self.lower, b'-'), word(&self.upper, b'+'));
-        let limit = self.page.to_string();
-        let mut args: Vec<&[u8]> = vec![b"MR.RANGE", &lower, &upper, b"LIMIT", limit.as_bytes()];
+        let (limit, bytes) = (self.page.to_string(), PAGE_BYTES.to_string());
+        let mut args: Vec<&[u8]> = vec![b"MR.RANGE", &lower, &upper];
+        // Entries may be much larger than those before, and together more than a reply may have.
+        args.extend([&b"LIMIT"[..], limit.as_bytes(), b"BYTES", bytes.as_bytes()]);
         if self.reverse {
             args.push(b"REVERSE");
         }
@@ -387,14 +389,14 @@ impl Cursor {
             let (Reply::Bulk(key), Reply::Bulk(value)) = (key, value) else { return Err(wrong()) };
             entries.push((key, value));
         }
-        if entries.len() < self.page {
+        let bytes: usize = entries.iter().map(|(key, value)| key.len() + value.len()).sum();
+        if entries.len() < self.page && bytes < PAGE_BYTES {
             self.done = true;
         }
         if let Some((key, _)) = entries.last() {
             let end = Bound::Excluded(key.clone());
             *(if self.reverse { &mut self.upper } else { &mut self.lower }) = end;
         }
-        let bytes: usize = entries.iter().map(|(key, value)| key.len() + value.len()).sum();
         let each = bytes / entries.len().max(1) + 16;
         self.page = (PAGE_BYTES / each).clamp(1, (2 * self.page).min(PAGE_MAX));
         Ok(entries)
@@ -453,6 +455,16 @@ mod tests {
         assert!(next.contains("(015\r\n") && next.contains("(z\r\n"), "{next}");
         assert!(next.contains("LIMIT\r\n$2\r\n32\r\n"), "{next}");
         assert_eq!(cursor.page(Reply::Array(vec![bulk("k"), bulk("v")])).unwrap().len(), 1);
+        assert!(cursor.done);
+    }
+
+    #[test]
+    fn a_cursor_goes_on_after_a_page_that_is_short_because_it_is_large() {
+        let mut cursor = Cursor::new((Bound::Unbounded, Bound::Unbounded));
+        let large = vec![bulk("k"), bulk(&"v".repeat(PAGE_BYTES))];
+        assert_eq!(cursor.page(Reply::Array(large)).unwrap().len(), 1);
+        assert!(!cursor.done);
+        assert!(cursor.page(Reply::Array(Vec::new())).unwrap().is_empty());
         assert!(cursor.done);
     }
 

@@ -150,8 +150,8 @@ impl Options {
         self
     }
 
-    /// The longest reply that is accepted, in bytes; 1 GiB by default. It bounds what a server can
-    /// make this process hold for one call.
+    /// The longest reply that is accepted, in bytes, with the memory of its elements; 1 GiB by
+    /// default. It bounds what a server can make this process hold for one call.
     pub fn reply_bytes_max(mut self, bytes: usize) -> Options {
         self.reply_bytes_max = bytes;
         self

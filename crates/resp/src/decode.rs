@@ -10,6 +10,9 @@ use std::fmt;
 use crate::constants::{BULK_BYTES_MAX, REPLY_DEPTH_MAX, REPLY_LINE_BYTES_MAX};
 use crate::integer::parse_i64;
 
+/// A buffer that a reply has made longer is released when that is decoded.
+const BUFFER_BYTES_KEPT: usize = 1 << 20;
+
 /// One reply of either protocol.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Reply {
@@ -61,7 +64,7 @@ pub struct DecoderLimits {
     pub bulk_bytes_max: usize,
     /// Maximum number of elements in one reply, including those of nested aggregates.
     pub elements_max: usize,
-    /// Maximum number of bytes in one reply.
+    /// Maximum number of bytes in one reply, each element with the memory that it takes itself.
     pub reply_bytes_max: usize,
 }
 
@@ -179,7 +182,8 @@ impl Decoder {
                 return Ok(None);
             };
             self.elements += 1;
-            self.bytes = self.bytes.saturating_add(self.position - start);
+            let bytes = self.position - start + size_of::<Reply>();
+            self.bytes = self.bytes.saturating_add(bytes);
             if self.elements > self.limits.elements_max || self.bytes > self.limits.reply_bytes_max
             {
                 return Err(DecodeError::TooLarge);
@@ -201,6 +205,7 @@ impl Decoder {
             loop {
                 let Some(parent) = self.open.last_mut() else {
                     (self.elements, self.bytes) = (0, 0);
+                    self.release();
                     return Ok(Some(whole));
                 };
                 parent.elements.push(whole);
@@ -216,6 +221,14 @@ impl Decoder {
                 }
                 whole = close(shape, elements);
             }
+        }
+    }
+
+    /// Releases the memory of a long reply once all that arrived is decoded.
+    fn release(&mut self) {
+        if self.position == self.buffer.len() && self.buffer.capacity() > BUFFER_BYTES_KEPT {
+            self.buffer = Vec::new();
+            (self.position, self.searched) = (0, 0);
         }
     }
 
@@ -472,6 +485,22 @@ mod tests {
             Some(DecodeError::TooLarge)
         );
         assert_eq!(error(&"|0\r\n".repeat(2000)), Some(DecodeError::TooLarge));
+        // Few bytes, but much memory.
+        let small = format!("*900\r\n{}", "_\r\n".repeat(900));
+        assert_eq!(error(&small), Some(DecodeError::TooLarge));
+    }
+
+    #[test]
+    fn the_buffer_of_a_long_reply_is_released() {
+        let mut decoder = Decoder::new(DecoderLimits::default());
+        let long = vec![b'x'; 2 * BUFFER_BYTES_KEPT];
+        let mut stream = Vec::new();
+        Writer::new(&mut stream, Protocol::V2).bulk(&long);
+        decoder.feed(&stream);
+        assert_eq!(decoder.next_reply(), Ok(Some(Reply::Bulk(long))));
+        assert!(decoder.buffer.capacity() <= BUFFER_BYTES_KEPT);
+        decoder.feed(b"+next\r\n");
+        assert_eq!(decoder.next_reply(), Ok(Some(Reply::Simple(b"next".to_vec()))));
     }
 
     #[test]

@@ -244,6 +244,9 @@ impl Command<'_> {
             Self::Fields(args) | Self::Write(WriteCommand::Fields(args)) => {
                 args.len() * FIELD_BYTES
             }
+            Self::Subscribe(channels) | Self::Unsubscribe(channels) => {
+                channels.iter().map(<[u8]>::len).sum::<usize>() + channels.len() * KEY_BYTES
+            }
             Self::Client(ClientCommand::List(ListFilter::Ids(ids))) => {
                 LIST_BYTES + ids.len() * CLIENT_LINE_BYTES
             }

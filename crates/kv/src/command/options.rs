@@ -10,7 +10,7 @@ use crate::command::commands::{
 };
 use crate::command::help;
 use crate::command::operation::{Condition, ExpireIf, Operation, PutReply, Transfer, When};
-use crate::command::range::{RangeBound, RangeQuery};
+use crate::command::range::{Extent, RangeBound, RangeQuery};
 use crate::command::refusal::Refusal;
 use crate::command::said::Said;
 
@@ -717,20 +717,24 @@ pub(super) fn range_ends(args: Args<'_>) -> Result<(RangeBound<'_>, RangeBound<'
 
 pub(super) fn range(args: Args<'_>) -> Result<RangeQuery<'_>, Refusal<'_>> {
     let (start, end) = range_ends(args)?;
-    let mut query = RangeQuery { start, end, reverse: false, limit: None, values: true };
+    let extent = Extent { values: true, ..Extent::KEYS };
+    let mut query = RangeQuery { start, end, reverse: false, extent };
     let mut at = 3;
     while at < args.len() {
         if args.is(at, "reverse") {
             query.reverse = true;
             at += 1;
         } else if args.is(at, "novalues") {
-            query.values = false;
+            query.extent.values = false;
             at += 1;
-        } else if args.is(at, "limit") && at + 1 < args.len() {
-            let limit = integer(args.get(at + 1))?;
-            let limit = u64::try_from(limit)
+        } else if at + 1 < args.len() && (args.is(at, "limit") || args.is(at, "bytes")) {
+            let most = integer(args.get(at + 1))?;
+            let most = u64::try_from(most)
                 .map_err(|_| Refusal::Text("ERR value is out of range, must be positive"))?;
-            query.limit = Some(limit);
+            match args.is(at, "limit") {
+                true => query.extent.keys = most,
+                false => query.extent.bytes = most,
+            }
             at += 2;
         } else {
             return Err(Refusal::SYNTAX);

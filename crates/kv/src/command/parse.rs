@@ -415,7 +415,7 @@ mod tests {
     use crate::command::args::tests::with;
     use crate::command::commands::{IndexQuery, part};
     use crate::command::options::{SCAN_COUNT, scan_cursor};
-    use crate::command::range::RangeBound;
+    use crate::command::range::{Extent, RangeBound};
     use resp::{Protocol, Writer};
 
     const READS: Permissions = Permissions { write: false, enter: true, debug: false };
@@ -602,11 +602,12 @@ mod tests {
 
     #[test]
     fn ranges_take_their_options_in_any_order() {
-        with("mr.range (a + novalues limit 5 reverse", |args| {
+        with("mr.range (a + novalues limit 5 bytes 100 reverse", |args| {
             let Ok(Command::Range(query)) = parse(args, READS).command else { panic!() };
             assert_eq!(query.start, RangeBound::Exclusive(b"a"));
             assert_eq!(query.end, RangeBound::Open);
-            assert_eq!((query.reverse, query.limit, query.values), (true, Some(5), false));
+            let extent = Extent { values: false, keys: 5, bytes: 100 };
+            assert_eq!((query.reverse, query.extent), (true, extent));
         });
         assert_eq!(outcome("mr.range a b"), "-ERR min or max not valid string range item");
         assert_eq!(
@@ -614,6 +615,7 @@ mod tests {
             "-ERR value is out of range, must be positive"
         );
         assert_eq!(outcome("mr.range - + limit"), "-ERR syntax error");
+        assert_eq!(outcome("mr.range - + bytes"), "-ERR syntax error");
         assert_eq!(outcome("mr.range - + foo"), "-ERR syntax error");
         assert!(outcome("mr.delrange - +").starts_with("-READONLY"));
         let count = "-ERR wrong number of arguments for 'mr.delrange' command";

@@ -54,8 +54,28 @@ pub struct RangeQuery<'a> {
     pub end: RangeBound<'a>,
     /// Walk from the upper end to the lower one.
     pub reverse: bool,
-    /// Maximum number of keys to return.
-    pub limit: Option<u64>,
+    /// What to return.
+    pub extent: Extent,
+}
+
+/// What a walk over keys returns of them, and when it ends before the last.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Extent {
     /// Return each key's value after it.
     pub values: bool,
+    /// Maximum number of keys.
+    pub keys: u64,
+    /// It ends with the key with which what it returns has this many bytes.
+    pub bytes: u64,
+}
+
+impl Extent {
+    /// All keys, without their values.
+    pub const KEYS: Self = Self { values: false, keys: u64::MAX, bytes: u64::MAX };
+
+    /// Whether it goes on after `keys` keys that have, with their values if they are wanted,
+    /// `bytes` bytes.
+    pub fn goes_on(&self, keys: u64, bytes: u64) -> bool {
+        keys < self.keys && bytes < self.bytes
+    }
 }

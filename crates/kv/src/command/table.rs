@@ -1078,6 +1078,7 @@ pub static TABLE: &[Spec] = &[
         Argument::new("end", "string"),
         Argument::word("reverse", "REVERSE").flagged(OPTIONAL),
         Argument::new("limit", "integer").after("LIMIT").flagged(OPTIONAL),
+        Argument::new("bytes", "integer").after("BYTES").flagged(OPTIONAL),
         Argument::word("novalues", "NOVALUES").flagged(OPTIONAL),
     ]),
     Spec::new(

@@ -198,21 +198,29 @@ impl Connection {
         self.paused_until_ns > 0
     }
 
+    /// Looks whether all commands are held back now.
+    fn heed_pause(&mut self) {
+        let until_ns = self.state.node.paused_until_ns();
+        let paused = until_ns > self.state.core.now_ns();
+        self.paused_until_ns = if paused { until_ns } else { 0 };
+    }
+
     /// Executes the commands that have arrived, as far as they may be taken now.
     fn take_commands(&mut self, is_receiving: bool) {
-        let paused_until_ns = self.state.node.paused_until_ns();
-        let paused = paused_until_ns > self.state.core.now_ns();
-        self.paused_until_ns = if paused { paused_until_ns } else { 0 };
+        self.heed_pause();
         self.session.send_pushes(false);
-        if !paused && !self.input.buffer.is_empty() {
+        if !self.is_paused() && !self.input.buffer.is_empty() {
             self.client.input_bytes.set(self.input.buffer.len());
             let Input { buffer, consumed, parser, missing, .. } = &mut self.input;
             *missing = self.session.work(parser, buffer, consumed);
             self.input.compact();
             self.client.input_bytes.set(self.input.buffer.len());
+            // One of the commands may have been `CLIENT PAUSE`.
+            self.heed_pause();
         }
         self.session.send_pushes(self.is_caught_up());
-        let blocked = self.session.waits_for_pause || paused && self.input.missing.is_none();
+        let blocked =
+            self.session.waits_for_pause || self.is_paused() && self.input.missing.is_none();
         self.client.blocked.set(blocked);
         if is_receiving && !self.apart {
             return;

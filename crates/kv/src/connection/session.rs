@@ -21,6 +21,7 @@ use crate::command::describe::describe;
 use crate::command::fields;
 use crate::command::help;
 use crate::command::parse::{Parsed, Permissions, parse};
+use crate::command::range::Extent;
 use crate::command::refusal::Refusal;
 use crate::command::spec::CommandId;
 use crate::connection::outgoing::Outgoing;
@@ -162,7 +163,7 @@ impl Session {
         self.waits_for_pause = false;
         let mut warmed = 0;
         let missing = loop {
-            if !self.may_take() {
+            if !self.may_take() || self.state.node.paused_until_ns() > self.state.core.now_ns() {
                 break None;
             }
             // Reads that wait for writes come back here each time the connection is woken.
@@ -551,7 +552,7 @@ impl Session {
                 });
             }
             Command::Keys(pattern) => {
-                self.walk(Walk::matching(&self.state, Some(pattern)), false, None);
+                self.walk(Walk::matching(&self.state, Some(pattern)), Extent::KEYS);
             }
             Command::Index(query) => {
                 let (state, protocol) = (self.state.clone(), self.protocol);
@@ -569,7 +570,7 @@ impl Session {
                 });
             }
             Command::Range(query) => {
-                self.walk(Walk::range(&self.state, &query), query.values, query.limit);
+                self.walk(Walk::range(&self.state, &query), query.extent);
             }
         }
     }
@@ -600,10 +601,10 @@ impl Session {
     }
 
     /// Sends the keys of a walk, and their values if wanted.
-    fn walk(&mut self, walk: Walk, values: bool, limit: Option<u64>) {
+    fn walk(&mut self, walk: Walk, extent: Extent) {
         if !self.is_silent() {
             self.replies.noted = self.noted.take();
-            let stream = RangeStream::new(&self.state, walk, values, limit, self.protocol);
+            let stream = RangeStream::new(&self.state, walk, extent, self.protocol);
             self.replies.stream(Stream::Range(stream));
         }
     }

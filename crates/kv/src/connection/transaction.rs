@@ -34,6 +34,7 @@ use crate::command::fields;
 use crate::command::lookup;
 use crate::command::operation::Operation;
 use crate::command::parse::{Parsed, Permissions, parse};
+use crate::command::range::Extent;
 use crate::command::refusal::Refusal;
 use crate::command::spec::CommandId;
 use crate::connection::outgoing::{change_of, put_pairs, range_of};
@@ -278,15 +279,13 @@ fn step_of(command: Command<'_>) -> Option<Step> {
         Command::Keys(pattern) => Step::Walk(KeyWalk {
             range: KeyRange::ALL,
             reverse: false,
-            limit: u64::MAX,
-            values: false,
+            extent: Extent::KEYS,
             pattern: Some(pattern.to_vec()),
         }),
         Command::Range(query) => Step::Walk(KeyWalk {
             range: range_of(query.start, query.end),
             reverse: query.reverse,
-            limit: query.limit.unwrap_or(u64::MAX),
-            values: query.values,
+            extent: query.extent,
             pattern: None,
         }),
         _ => return None,

@@ -16,6 +16,7 @@ use std::rc::Rc;
 use resp::{Protocol, Writer};
 
 use crate::client::gauge::Share;
+use crate::command::range::Extent;
 use crate::core::state::CoreState;
 use crate::expiry::live::Moment;
 use crate::read::small::write_error;
@@ -122,21 +123,14 @@ pub(crate) struct RangeStream {
     pending: bool,
     /// The last key written, if any.
     last: Option<Vec<u8>>,
-    values: bool,
-    limit: u64,
+    extent: Extent,
     protocol: Protocol,
     /// Keys still to be written; `None` before the first piece.
     left: Option<u64>,
 }
 
 impl RangeStream {
-    pub fn new(
-        state: &Rc<CoreState>,
-        walk: Walk,
-        values: bool,
-        limit: Option<u64>,
-        protocol: Protocol,
-    ) -> Self {
+    pub fn new(state: &Rc<CoreState>, walk: Walk, extent: Extent, protocol: Protocol) -> Self {
         Self {
             state: state.clone(),
             walk,
@@ -144,8 +138,7 @@ impl RangeStream {
             element_bytes: 0,
             pending: false,
             last: None,
-            values,
-            limit: limit.unwrap_or(u64::MAX),
+            extent,
             protocol,
             left: None,
         }
@@ -196,10 +189,16 @@ impl RangeStream {
         Ok(false)
     }
 
+    /// The bytes of the key, and of the value if it is wanted, at the walk's position.
+    fn content_bytes(&self) -> usize {
+        let value = if self.extent.values { self.walk.value().len() } else { 0 };
+        self.walk.key().len() + value
+    }
+
     /// Writes the element at the walk's position, if there is memory for it.
     fn write_element(&mut self, body: &mut Vec<u8>) -> bool {
-        let value = if self.values { self.walk.value().len() + HEADER_BYTES } else { 0 };
-        let bytes = self.walk.key().len() + HEADER_BYTES + value;
+        let headers = if self.extent.values { 2 } else { 1 };
+        let bytes = self.content_bytes() + headers * HEADER_BYTES;
         if !fits(&self.state, &mut self.room, body.len() + bytes) {
             self.element_bytes = bytes;
             return false;
@@ -207,7 +206,7 @@ impl RangeStream {
         self.element_bytes = 0;
         let mut writer = Writer::new(body, self.protocol);
         writer.bulk(self.walk.key());
-        if self.values {
+        if self.extent.values {
             writer.bulk(self.walk.value());
         }
         let last = self.last.get_or_insert_default();
@@ -218,10 +217,11 @@ impl RangeStream {
 
     async fn first(&mut self) -> Result<Vec<u8>, Option<lsm::Error>> {
         self.walk.freeze()?;
-        let (mut body, mut given, mut found) = (Vec::new(), 0, 0);
+        let (mut body, mut given, mut found, mut found_bytes) = (Vec::new(), 0, 0, 0);
         let mut full = false;
-        while found < self.limit && self.find().await? {
+        while self.extent.goes_on(found, found_bytes) && self.find().await? {
             found += 1;
+            found_bytes += self.content_bytes() as u64;
             if !full {
                 match self.write_element(&mut body) {
                     true => given = found,
@@ -230,7 +230,7 @@ impl RangeStream {
                 full |= body.len() >= PIECE_BYTES;
             }
         }
-        let elements = found.saturating_mul(if self.values { 2 } else { 1 });
+        let elements = found.saturating_mul(if self.extent.values { 2 } else { 1 });
         let mut bytes = Vec::with_capacity(body.len() + 32);
         Writer::new(&mut bytes, self.protocol)
             .array(usize::try_from(elements).unwrap_or(usize::MAX));

@@ -81,7 +81,7 @@ impl Walk {
             _ => walk.ended = true,
         }
         walk.reverse = query.reverse;
-        walk.expected = query.limit.and_then(|limit| usize::try_from(limit).ok());
+        walk.expected = usize::try_from(query.extent.keys).ok().filter(|keys| *keys < usize::MAX);
         walk
     }
 

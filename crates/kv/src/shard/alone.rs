@@ -198,7 +198,7 @@ async fn walk(
     keys: &mut Keys,
 ) -> Result<Answer, Answer> {
     let engine = |error: lsm::Error| engine_answer(&error);
-    let KeyWalk { range, reverse, limit, values, pattern } = query;
+    let KeyWalk { range, reverse, extent, pattern } = query;
     let prefix = pattern.as_deref().map(glob::literal_prefix).filter(|prefix| !prefix.is_empty());
     let options = IterOptions {
         lower: Some(range.start.clone()),
@@ -215,8 +215,8 @@ async fn walk(
     } else {
         iter.seek_to_first().await.map_err(engine)?;
     }
-    let (mut found, mut count, mut steps) = (Vec::new(), 0, 0);
-    while count < *limit && (iter.valid() || !own.is_empty()) {
+    let (mut found, mut count, mut bytes, mut steps) = (Vec::new(), 0, 0, 0);
+    while extent.goes_on(count, bytes) && (iter.valid() || !own.is_empty()) {
         let order = match own.front() {
             _ if !iter.valid() => Ordering::Less,
             None => Ordering::Greater,
@@ -237,21 +237,23 @@ async fn walk(
         let exists = match keys.state(&key) {
             None => !keys.has_removed(&key),
             Some(state) => {
-                value = state.bytes().filter(|_| *values).map(<[u8]>::to_vec);
+                value = state.bytes().filter(|_| extent.values).map(<[u8]>::to_vec);
                 state.exists()
             }
         };
         if exists && pattern.as_deref().is_none_or(|pattern| glob::matches(pattern, &key)) {
             count += 1;
-            if *values && value.is_none() {
+            if extent.values && value.is_none() {
                 value = match of_engine {
                     true => Some(iter.value().to_vec()),
                     false => reader.get(family, &key).await.map_err(engine)?.map(|v| v.to_vec()),
                 };
             }
-            keys.note_bytes(key.len() + value.as_ref().map_or(0, Vec::len))?;
+            let entry_bytes = key.len() + value.as_ref().map_or(0, Vec::len);
+            keys.note_bytes(entry_bytes)?;
+            bytes += entry_bytes as u64;
             found.push(Some(key));
-            found.extend(values.then_some(value));
+            found.extend(extent.values.then_some(value));
         }
         if order != Ordering::Less {
             let moved = if *reverse { iter.prev().await } else { iter.next().await };

@@ -16,6 +16,7 @@ use lsm::BatchWriter;
 use crate::command::bits::{BitOperation, STEP_BYTES};
 use crate::command::commands::Ask;
 use crate::command::operation::Operation;
+use crate::command::range::Extent;
 use crate::expiry::Deadline;
 use crate::expiry::ledger::Noted;
 use crate::expiry::record::hash;
@@ -71,9 +72,7 @@ pub(crate) enum Step {
 pub(crate) struct KeyWalk {
     pub range: KeyRange,
     pub reverse: bool,
-    pub limit: u64,
-    /// Return the values, too.
-    pub values: bool,
+    pub extent: Extent,
     pub pattern: Option<Vec<u8>>,
 }
 

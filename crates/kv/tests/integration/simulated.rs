@@ -711,6 +711,16 @@ fn a_pause_holds_commands_back_on_every_core_until_it_ends() {
             assert!(core.now_ns() - before >= 500_000_000);
         }
         assert!(core.now_ns() - before < 600_000_000);
+        // What comes behind it in one packet is held back, too.
+        let before = core.now_ns();
+        clients[0].send(b"PING\r\nCLIENT PAUSE 500\r\nPING\r\n".to_vec()).await.unwrap();
+        for word in ["PONG", "OK"] {
+            let reply = clients[0].reply().await.unwrap();
+            assert_eq!(reply, Reply::Simple(word.as_bytes().to_vec()));
+            assert!(core.now_ns() - before < 100_000_000);
+        }
+        assert_eq!(clients[0].reply().await.unwrap(), Reply::Simple(b"PONG".to_vec()));
+        assert!((500_000_000..600_000_000).contains(&(core.now_ns() - before)));
     });
 }
 
