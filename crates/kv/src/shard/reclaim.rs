@@ -54,7 +54,7 @@ pub(super) async fn reclaim_all(shard: Rc<ShardState>) {
 }
 
 /// Removes some keys, whose deadlines come after the `last` one dealt with. Returns the last one
-/// now if there may be more after it; `None` if there are none, or something is to be tried again.
+/// now if there may be more after it; `None` if there are none, or none could be removed.
 async fn round(shard: &Rc<ShardState>, last: Option<&Due>) -> Option<Due> {
     let now_ms = shard.core.unix_time_ms();
     let due = shard.ledger.due(last, KEYS, now_ms).await.ok().filter(|due| !due.is_empty())?;
@@ -75,9 +75,11 @@ async fn round(shard: &Rc<ShardState>, last: Option<&Due>) -> Option<Due> {
             }
         }
     }
+    let last = due.last().filter(|_| due.len() == KEYS).cloned();
     let mut gone = gone.into_iter();
     let done: Vec<_> = due.into_iter().filter(|_| gone.next() == Some(true)).collect();
-    // What is not removed now is tried again.
+    // What is not removed now is tried again when all others are: a record that is damaged delays
+    // none of them.
     shard.ledger.settle(&done).await.ok()?;
-    if done.len() < KEYS { None } else { done.into_iter().next_back() }
+    last.filter(|_| !done.is_empty())
 }
