@@ -85,19 +85,25 @@ _E = TypeVar("_E")
 
 
 class Range(Generic[_E]):
-    """An asynchronous iterator over the entries (key, value) of a range, or over its keys."""
+    """An asynchronous iterator over the entries (key, value) of a range, or over its keys. Tasks may share one: each
+    entry goes to one of them."""
 
-    __slots__ = ("_raw",)
+    __slots__ = ("_raw", "_turn")
 
     def __init__(self, raw: "_native.Range[_E]") -> None:
         self._raw = raw
+        self._turn = asyncio.Lock()
 
     def __aiter__(self) -> AsyncIterator[_E]:
         return self
 
     async def __anext__(self) -> _E:
         while (entry := self._raw._pop()) is None:
-            await self._raw._fill()
+            async with self._turn:
+                # Another task may have filled it meanwhile.
+                if (entry := self._raw._pop()) is not None:
+                    return entry
+                await self._raw._fill()
         return entry
 
 

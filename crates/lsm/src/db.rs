@@ -10,10 +10,12 @@ use std::task::Waker;
 
 use arc_swap::ArcSwap;
 use fs::LockGuard;
+use reactor::Core;
 use rocksfmt::{ManifestState, SstIdentity};
 
 use crate::error::{Error, Kind, Result};
 use crate::options::OpenOptions;
+use crate::read::snapshot::Place;
 use crate::recycled_tables::RecycledTables;
 use crate::stored_options::StoredOptions;
 use crate::table_memory::TableMemory;
@@ -68,8 +70,8 @@ pub(crate) struct DbState {
     pub next_file: AtomicU64,
     /// Obsolete table files that new tables are written over.
     pub recycled_tables: RecycledTables,
-    /// For each reader, the sequences of its snapshots; [`NO_SNAPSHOT`] in unused places.
-    pub snapshots: ArcSwap<Vec<Arc<[AtomicU64]>>>,
+    /// For each reader, the places of its snapshots.
+    pub snapshots: ArcSwap<Vec<Arc<[Place]>>>,
     pub options: OpenOptions,
     pub path: PathBuf,
     /// The logs hold records after the last one that was recovered: see
@@ -105,8 +107,6 @@ impl DbState {
 #[derive(Clone)]
 pub struct Db(pub(crate) Arc<DbState>);
 
-/// In the place of a sequence number: there is no snapshot.
-pub(crate) const NO_SNAPSHOT: u64 = u64::MAX;
 /// In the place of a number of keys: it is not known.
 pub(crate) const NOT_COUNTED: u64 = u64::MAX;
 
@@ -208,14 +208,13 @@ impl Db {
     /// The sequence numbers that readers may read at, ascending: those of all snapshots of all
     /// cores, and the visible one. Later readers read at the visible one or later. Of two versions
     /// of a key, no reader sees the older one if none of these is between them.
-    pub(crate) fn readable(&self) -> Vec<u64> {
+    pub(crate) fn readable(&self, core: &Core) -> Vec<u64> {
         // In this order: a snapshot that is not registered yet will read at this or later.
         let visible = self.0.sequence.load(Ordering::SeqCst);
         let mut all = vec![visible];
-        for held in self.0.snapshots.load().iter() {
-            all.extend(held.iter().map(|held| held.load(Ordering::SeqCst)));
+        for places in self.0.snapshots.load().iter() {
+            all.extend(places.iter().filter_map(|place| place.held(core.now_ns())));
         }
-        all.retain(|&sequence| sequence != NO_SNAPSHOT);
         all.sort_unstable();
         all.dedup();
         all

@@ -358,7 +358,8 @@ impl Db {
         Ok(ColumnFamily::new(engine, id, name))
     }
 
-    /// Drops a column family with everything in it. Ranges that are being read go on; all other
+    /// Drops a column family with everything in it. Ranges that are being read may end with
+    /// [`ErrorKind::UnknownColumnFamily`]; all other
     /// calls of it fail from now on.
     ///
     /// # Errors

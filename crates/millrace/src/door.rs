@@ -52,12 +52,12 @@ impl Load {
 
     /// Counts a batch. One that is larger than the limit passes alone.
     fn try_take(&self, bytes: usize) -> bool {
-        let before = self.bytes.fetch_add(bytes, Ordering::Relaxed);
-        if before > 0 && before.saturating_add(bytes) > self.bytes_max {
-            self.give(bytes);
-            return false;
-        }
-        true
+        // A failed attempt changes nothing: it must wake nobody, or waiters wake each other.
+        let take = |before: usize| {
+            let after = before.saturating_add(bytes);
+            (before == 0 || after <= self.bytes_max).then_some(after)
+        };
+        self.bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take).is_ok()
     }
 
     /// A batch is done.

@@ -67,6 +67,12 @@ impl Engine {
         if self.shared.is_stopping() {
             return Err(self.shared.no_answer());
         }
+        self.check_here()
+    }
+
+    /// Whether this process has the threads of the database.
+    #[inline]
+    pub fn check_here(&self) -> Result<()> {
         if !self.shared.is_here() {
             let text = "the database belongs to the parent of this forked process: open it after \
                         the fork, in the process that uses it";

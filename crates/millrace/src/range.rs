@@ -153,6 +153,12 @@ impl Stream for Range {
                 this.begin();
             }
             let Some(fetch) = &mut this.fetch else { return Poll::Ready(None) };
+            if let Err(error) = this.engine.check_here() {
+                // The fetch was sent before the fork: nobody answers it here.
+                std::mem::forget(this.fetch.take());
+                this.cursor = None;
+                return Poll::Ready(Some(Err(error)));
+            }
             let Poll::Ready(done) = fetch.as_mut().poll(cx) else { return Poll::Pending };
             this.fetch = None;
             match done {

@@ -63,6 +63,11 @@ impl Shared {
         self.stopping.load(Ordering::Relaxed)
     }
 
+    /// Whether it is being opened, and the opener has given up: it is closed when it is open.
+    fn is_abandoned(&self) -> bool {
+        locked(&self.opener, |opener| opener.as_ref().is_some_and(|opener| !opener.is_awaited()))
+    }
+
     /// Whether one of its threads has panicked.
     pub fn has_failed(&self) -> bool {
         self.failed.load(Ordering::Relaxed)
@@ -203,13 +208,16 @@ pub(crate) fn start(
         .map_err(|error| Error::new(ErrorKind::Io, format!("cannot start a thread: {error}")))
 }
 
-/// Waits for the end of a database in the same directory that this process is closing.
+/// Waits for the end of a database in the same directory that this process is closing, or is
+/// opening for nobody any more.
 fn wait_for_closing(path: &Path) {
     let place = |path: &Path| std::fs::canonicalize(path).ok();
     let here = place(path);
     let closing = locked(&OPEN, |open| {
         open.retain(|other| other.is_here());
-        let closes = |other: &&Arc<Shared>| other.is_stopping() && place(&other.path) == here;
+        let closes = |other: &&Arc<Shared>| {
+            (other.is_stopping() || other.is_abandoned()) && place(&other.path) == here
+        };
         open.iter().find(closes).cloned()
     });
     if let Some(closing) = closing.filter(|_| here.is_some()) {

@@ -20,6 +20,10 @@ pub enum ProtocolError {
     InlineTooLong,
     /// An inline command with a quote left open, or one closed in the middle of a word.
     UnbalancedQuotes,
+    /// More than ten arguments before the password was given.
+    UnauthenticatedMultibulk,
+    /// An argument of more than 16 KiB before the password was given.
+    UnauthenticatedBulk,
     /// A request longer than the connection may hold. Redis closes the connection without a reason;
     /// we give one.
     RequestTooLong {
@@ -62,6 +66,8 @@ impl ProtocolError {
             Self::ExpectedBulk(_) => "expected '$'",
             Self::InlineTooLong => "too big inline request",
             Self::UnbalancedQuotes => "unbalanced quotes in request",
+            Self::UnauthenticatedMultibulk => "unauthenticated multibulk length",
+            Self::UnauthenticatedBulk => "unauthenticated bulk length",
             Self::RequestTooLong { .. } => "request longer",
         }
     }

@@ -106,7 +106,13 @@ pub struct Parser {
     bulk: Option<usize>,
     /// The last call completed a command (or failed); the next call begins a new one.
     finished: bool,
+    /// The client has yet to give the password.
+    stranger: bool,
 }
+
+/// Maximum number and length of the arguments of a client that has yet to give the password.
+const STRANGER_ARGS_MAX: usize = 10;
+const STRANGER_BULK_BYTES_MAX: usize = 16 * 1024;
 
 impl Parser {
     /// A parser at the beginning of a stream.
@@ -120,7 +126,13 @@ impl Parser {
             args_left: None,
             bulk: None,
             finished: false,
+            stranger: false,
         }
+    }
+
+    /// Whether the client has yet to give the password: then its commands are short.
+    pub fn set_stranger(&mut self, stranger: bool) {
+        self.stranger = stranger;
     }
 
     /// The arguments of the command that the last call completed.
@@ -206,6 +218,13 @@ impl Parser {
                 };
                 match count {
                     Some(count) if count <= 0 => return Ok(Progress::Complete(self.position)),
+                    Some(count)
+                        if self.stranger
+                            && count <= i64::from(i32::MAX)
+                            && count as usize > STRANGER_ARGS_MAX =>
+                    {
+                        return Err(ProtocolError::UnauthenticatedMultibulk);
+                    }
                     Some(count) if count as u64 <= self.limits.args_max as u64 => count as usize,
                     _ => return Err(ProtocolError::InvalidMultibulkLength),
                 }
@@ -231,6 +250,9 @@ impl Parser {
                             if length >= 0
                                 && length as u64 <= self.limits.bulk_bytes_max as u64 =>
                         {
+                            if self.stranger && length as usize > STRANGER_BULK_BYTES_MAX {
+                                return Err(ProtocolError::UnauthenticatedBulk);
+                            }
                             length as usize
                         }
                         _ => return Err(ProtocolError::InvalidBulkLength),
@@ -327,6 +349,24 @@ fn find(input: &[u8], from: usize, byte: u8) -> Option<usize> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn commands_of_strangers_are_short() {
+        let parse = |request: &str, stranger| {
+            let mut parser = Parser::new(Limits::default());
+            parser.set_stranger(stranger);
+            parser.parse(&mut request.as_bytes().to_vec())
+        };
+        let long = |stranger| parse("*2\r\n$4\r\nAUTH\r\n$16385\r\n", stranger);
+        assert_eq!(long(true), Err(ProtocolError::UnauthenticatedBulk));
+        assert!(matches!(long(false), Ok(Progress::Incomplete(_))));
+        assert_eq!(parse("*11\r\n", true), Err(ProtocolError::UnauthenticatedMultibulk));
+        assert!(matches!(parse("*11\r\n", false), Ok(Progress::Incomplete(_))));
+        let most = "*10\r\n$16384\r\n";
+        assert!(matches!(parse(most, true), Ok(Progress::Incomplete(_))));
+        let invalid = "*99999999999\r\n";
+        assert_eq!(parse(invalid, true), Err(ProtocolError::InvalidMultibulkLength));
+    }
 
     fn strict() -> Limits {
         Limits { inline_bytes_max: 64, bulk_bytes_max: 1000, args_max: 10, request_bytes_max: 5000 }

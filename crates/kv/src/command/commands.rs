@@ -188,7 +188,9 @@ impl Command<'_> {
             | Self::DbSize
             | Self::LastSave
             | Self::Info(_) => Access::Read,
+            Self::Debug(Debug::Object(_)) => Access::Read,
             Self::Auth(..)
+            | Self::Debug(_)
             | Self::Client(..)
             | Self::Describe(..)
             | Self::ConfigGet(..)
@@ -196,7 +198,6 @@ impl Command<'_> {
             | Self::ConfigResetStat
             | Self::ConfigRewrite
             | Self::ConfigSet(..)
-            | Self::Debug(..)
             | Self::Echo(..)
             | Self::Hello(..)
             | Self::MemoryStats

@@ -189,11 +189,11 @@ fn parse_options<'a>(args: Args<'a>, spec: &'static Spec) -> Result<Command<'a>,
         CommandId::ClientUnpause => client(ClientCommand::Unpause),
         CommandId::Command => describe(Describe::Info(args.from(1))),
         CommandId::CommandCount => describe(Describe::Count),
-        CommandId::CommandDocs => describe(Describe::Docs(args.from(2))),
+        CommandId::CommandDocs => described(args.from(2), Describe::Docs),
         CommandId::CommandGetkeys => get_keys(false),
         CommandId::CommandGetkeysandflags => get_keys(true),
         CommandId::CommandHelp => describe(Describe::Help),
-        CommandId::CommandInfo => describe(Describe::Info(args.from(2))),
+        CommandId::CommandInfo => described(args.from(2), Describe::Info),
         CommandId::CommandList => describe(Describe::List(command_list(args)?)),
         CommandId::ConfigGet => Ok(Command::ConfigGet(args.from(2))),
         CommandId::ConfigHelp => Ok(Command::ConfigHelp),
@@ -407,6 +407,19 @@ fn write<'a>(args: Args<'a>, spec: &'static Spec) -> Result<Command<'a>, Refusal
         _ => Err(Refusal::SYNTAX),
     };
     command.map(Command::Write)
+}
+
+/// Names that `COMMAND DOCS` and `COMMAND INFO` describe at once: several times all there are.
+const DESCRIBED_MAX: usize = 1024;
+
+fn described<'a>(
+    names: Args<'a>,
+    how: fn(Args<'a>) -> Describe<'a>,
+) -> Result<Command<'a>, Refusal<'a>> {
+    match names.len() {
+        ..=DESCRIBED_MAX => Ok(Command::Describe(how(names))),
+        _ => Err(Refusal::Text("ERR more than 1024 names of commands")),
+    }
 }
 
 #[cfg(test)]

@@ -173,7 +173,10 @@ impl Session {
             let rest = &mut input[*consumed..];
             let progress = match self.held.take() {
                 Some(length) => Ok(Progress::Complete(length)),
-                None => parser.parse(rest),
+                None => {
+                    parser.set_stranger(!self.permissions().enter);
+                    parser.parse(rest)
+                }
             };
             match progress {
                 Ok(Progress::Complete(length)) => {

@@ -180,7 +180,13 @@ impl Ledger {
             let found = reader.multi_get(RECORDS, &names, None).await;
             for ((deadline, key), record) in some.iter().zip(found) {
                 batch.delete(RECORDS, &due_key(state.family, *deadline, key));
-                let Some(record) = record? else { continue };
+                let record = match record {
+                    Ok(Some(record)) => record,
+                    Ok(None) => continue,
+                    // The records of others are settled all the same.
+                    Err(error) if error.kind() == lsm::Kind::Corruption => continue,
+                    Err(error) => return Err(error),
+                };
                 let entries = left.entry(key).or_insert_with(|| decode(&record).collect());
                 entries.retain(|entry| entry.deadline != *deadline);
             }
@@ -292,9 +298,15 @@ impl State {
             let some: Vec<&[u8]> = names.iter().map(Vec::as_slice).collect();
             let found = reader.multi_get(RECORDS, &some, None).await;
             for ((found, name), (key, mut entries)) in found.into_iter().zip(names).zip(&mut new) {
-                let old: Vec<Entry> =
-                    found?.map(|record| decode(&record).collect()).unwrap_or_default();
-                more += i64::from(old.is_empty());
+                let old: Vec<Entry> = match found {
+                    Ok(record) => {
+                        more += i64::from(record.is_none());
+                        record.map(|record| decode(&record).collect()).unwrap_or_default()
+                    }
+                    // Its deadline is lost, and replaced. Others' writes must not fail for it.
+                    Err(error) if error.kind() == lsm::Kind::Corruption => Vec::new(),
+                    Err(error) => return Err(error),
+                };
                 // Only the newest of them can be that of the value that is there now.
                 let written = |entry: &Entry| {
                     entry.sequence <= before && self.shared.is_valid(entry.run, entry.sequence)

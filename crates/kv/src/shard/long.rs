@@ -6,6 +6,7 @@
 //! result and one value in memory. One long change is
 //! computed at a time.
 
+use std::collections::BTreeMap;
 use std::ops::Deref;
 use std::rc::Rc;
 
@@ -50,6 +51,19 @@ impl Deref for Source {
             Self::Read(value) => value,
         }
     }
+}
+
+/// The sources that decide the result: one that is named many times counts once, or, where a second
+/// time undoes the first, twice.
+fn needed(operation: BitOperation, sources: &[Vec<u8>]) -> Vec<&Vec<u8>> {
+    let mut times: BTreeMap<&Vec<u8>, usize> = BTreeMap::new();
+    sources.iter().for_each(|source| *times.entry(source).or_default() += 1);
+    let undoes = operation == BitOperation::Xor;
+    let of = |(source, times): (_, usize)| {
+        let twice = undoes && times.is_multiple_of(2);
+        std::iter::repeat_n(source, if twice { 2 } else { 1 })
+    };
+    times.into_iter().flat_map(of).collect()
 }
 
 impl ShardState {
@@ -130,7 +144,10 @@ impl ShardState {
         loop {
             let refusals = self.refusals.get();
             let mut result = Vec::new();
-            for (number, key) in sources.iter().enumerate() {
+            for (number, key) in needed(operation, sources).into_iter().enumerate() {
+                if let Some(why) = &*self.failed.borrow() {
+                    return Err(lsm::Error::new(lsm::Kind::Io, &**why));
+                }
                 let source = self.source(key).await?;
                 let mut at = 0;
                 while operation.step(&mut result, &source, at, number == 0) {

@@ -40,12 +40,13 @@ pub(super) async fn reclaim_all(shard: Rc<ShardState>) {
             continue;
         }
         let before_ns = shard.core.now_ns();
-        last = round(&shard, last.as_ref()).await;
+        let removed;
+        (last, removed) = round(&shard, last.as_ref()).await;
         let took_ns = shard.core.now_ns().saturating_sub(before_ns);
         rounds = if last.is_some() { rounds + 1 } else { 0 };
         if rounds == ROUNDS {
             (last, rounds) = (None, 0);
-        } else if last.is_none() {
+        } else if last.is_none() || removed == 0 {
             shard.core.sleep_ns(PAUSE_NS).await;
         } else {
             shard.core.sleep_ns(took_ns.min(PAUSE_NS_MAX)).await;
@@ -54,10 +55,16 @@ pub(super) async fn reclaim_all(shard: Rc<ShardState>) {
 }
 
 /// Removes some keys, whose deadlines come after the `last` one dealt with. Returns the last one
-/// now if there may be more after it; `None` if there are none, or none could be removed.
-async fn round(shard: &Rc<ShardState>, last: Option<&Due>) -> Option<Due> {
+/// now if there may be more after it, and how many keys it has removed.
+///
+/// What is not removed now is tried again when all others are: neither records nor keys that cannot
+/// be read delay the others.
+async fn round(shard: &Rc<ShardState>, last: Option<&Due>) -> (Option<Due>, usize) {
     let now_ms = shard.core.unix_time_ms();
-    let due = shard.ledger.due(last, KEYS, now_ms).await.ok().filter(|due| !due.is_empty())?;
+    let due = shard.ledger.due(last, KEYS, now_ms).await.unwrap_or_default();
+    if due.is_empty() {
+        return (None, 0);
+    }
     let changes = due.iter().map(|(deadline, key)| {
         let mut change = Change::of(Operation::Reclaim);
         change.also_put(key, &deadline.unix_ms().unwrap_or(0).to_be_bytes());
@@ -78,8 +85,8 @@ async fn round(shard: &Rc<ShardState>, last: Option<&Due>) -> Option<Due> {
     let last = due.last().filter(|_| due.len() == KEYS).cloned();
     let mut gone = gone.into_iter();
     let done: Vec<_> = due.into_iter().filter(|_| gone.next() == Some(true)).collect();
-    // What is not removed now is tried again when all others are: a record that is damaged delays
-    // none of them.
-    shard.ledger.settle(&done).await.ok()?;
-    last.filter(|_| !done.is_empty())
+    match shard.ledger.settle(&done).await {
+        Ok(()) => (last, done.len()),
+        Err(_) => (last, 0),
+    }
 }

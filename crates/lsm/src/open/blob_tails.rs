@@ -244,6 +244,14 @@ fn counts_unused(blob: &BlobFileMeta) -> bool {
     blob.garbage_bytes < blob.garbage_count.saturating_mul(VALUE_RECORD_BYTES_MIN)
 }
 
+/// Makes the values of a blob file durable that a crash left open and that is not ended: tables
+/// will refer to them.
+async fn sync_as_it_is(state: &WriteState, name: &str) -> Result<()> {
+    // Opened for reading only: it may be a link.
+    let file = state.dir.open(name).await.map_err(|error| Error::io(name, &error))?;
+    state.core.attach(&file).sync_data().await.map_err(|error| Error::io(name, &error))
+}
+
 /// Seals the blob files that a crash left open, and counts what they do not use as garbage.
 /// Suspends for the disk.
 ///
@@ -251,15 +259,20 @@ fn counts_unused(blob: &BlobFileMeta) -> bool {
 /// The device's.
 pub(crate) async fn seal(state: &WriteState, tails: &BlobTails) -> Result<()> {
     for (&number, tail) in tails {
-        let Some(end) = tail.end() else { continue };
         let name = FileName::Blob(number).to_string();
+        let Some(end) = tail.end() else {
+            sync_as_it_is(state, &name).await?;
+            continue;
+        };
         if !tail.is_sealed {
             match state.dir.open_only_name(&name, Mode::Buffered).await {
                 Ok(file) => {
                     end_file(&state.core.attach(&file), &name, end, &[], tail.count).await?;
                 }
                 // A checkpoint has a link to it: its database may have more values in this file.
-                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {}
+                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
+                    sync_as_it_is(state, &name).await?;
+                }
                 Err(error) => return Err(Error::io(&name, &error)),
             }
         }

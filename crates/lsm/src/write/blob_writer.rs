@@ -181,6 +181,11 @@ impl Blobs {
     /// Notes that a family has been dropped.
     pub fn drop_family(&self, family: CfId) {
         self.stores.borrow_mut().remove(&family);
+        self.clear_family(family);
+    }
+
+    /// Forgets the files of a family that was cleared: the space of the open one is free again.
+    pub fn clear_family(&self, family: CfId) {
         if let Some(open) = self.open.borrow_mut().remove(&family) {
             self.unsealed.borrow_mut().remove(&open.number);
         }

@@ -650,6 +650,7 @@ impl Commit<'_> {
             };
         }
         state.cleared.borrow_mut().extend(ids.iter().map(|&id| (id, first_log)));
+        ids.iter().for_each(|&id| state.blobs.clear_family(id));
         state.db.0.clears.fetch_add(1, Ordering::SeqCst);
         if ids.contains(&0) {
             state.keys_in_tables.set(Some(0));

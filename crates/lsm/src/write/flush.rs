@@ -397,7 +397,7 @@ pub(crate) async fn table(
     let mut added = 0;
     // The last entry that refers to a blob file.
     let mut last: Vec<u8> = Vec::new();
-    let snapshots = job.db.readable();
+    let snapshots = job.db.readable(&job.core);
     let mut around = AroundMem(fragments(job, family, mem, &snapshots).await?);
     let mut iter = CompactionIter::new(Rules {
         snapshots,

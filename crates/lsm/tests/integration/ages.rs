@@ -117,6 +117,48 @@ fn nothing_moves_for_its_age_without_ttl() {
     });
 }
 
+#[test]
+fn snapshots_that_are_forgotten_keep_old_values_and_places_for_an_hour_only() {
+    let world = world(3);
+    on_first_core(&world, async |core, _| {
+        let (db, writer) = open(&core, options(&[])).await;
+        let reader = db.attach(&core);
+        write(&writer, 0..300).await;
+        let mut forgotten = Vec::new();
+        while let Ok(snapshot) = reader.snapshot() {
+            forgotten.push(snapshot);
+        }
+        assert!(forgotten.len() >= 1000);
+        for n in 0..300 {
+            writer.delete(&key(n)).await.unwrap();
+        }
+        let entries = |db: &Db| -> u64 {
+            db.stat().column_families[0].levels.iter().map(|level| level.entries).sum()
+        };
+        drop(writer.live_files(0).await.unwrap());
+        writer.compact(0, None, None).await.unwrap();
+        assert!(entries(&db) >= 300);
+        assert_eq!(reader.get(0, &key(7), forgotten.last()).await.unwrap().unwrap().len(), 100);
+
+        core.sleep_ns(HOUR_NS + HOUR_NS / 30).await;
+        let error = reader.get(0, &key(7), forgotten.last()).await.unwrap_err();
+        assert_eq!(error.kind(), lsm::Kind::Expired);
+        write(&writer, [1000].into_iter()).await;
+        let later = reader.snapshot().unwrap();
+        // It is in the place of one of these.
+        drop(forgotten);
+        for n in (0..300).chain([1000]) {
+            writer.delete(&key(n)).await.unwrap();
+        }
+        drop(writer.live_files(0).await.unwrap());
+        writer.compact(0, None, None).await.unwrap();
+        assert_eq!(reader.get(0, &key(1000), Some(&later)).await.unwrap().unwrap().len(), 100);
+        assert_eq!(entries(&db), 2);
+        drop(later);
+        writer.close().await.unwrap();
+    });
+}
+
 /// Removes keys once it is told to.
 #[derive(Debug, Default)]
 struct Expiring {

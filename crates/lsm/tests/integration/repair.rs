@@ -235,6 +235,71 @@ fn a_rebuilt_manifest_lists_missing_blob_files() {
     assert!(what.contains(&blob), "{what}");
 }
 
+/// One table refers to all blob files, and is linked to the first. Without that one the others
+/// stay.
+#[test]
+fn a_lost_blob_file_takes_no_others_along() {
+    let whole = with_blobs("repair-linked");
+    let path = whole.clone();
+    on_one_core(move |core| {
+        let path = path.clone();
+        async move {
+            let open = Db::open_for_writing(&core, &path, OpenOptions::default(), options()).await;
+            let (_db, writer) = open.unwrap();
+            writer.compact(0, None, None).await.unwrap();
+            writer.close().await.unwrap();
+        }
+    });
+    let lost = live_blobs(&whole).remove(0);
+    for is_rebuilt in [false, true] {
+        let dir = copy(&whole, "repair-linked-here");
+        std::fs::remove_file(dir.join(&lost)).unwrap();
+        if is_rebuilt {
+            std::fs::remove_file(manifest(&dir).0).unwrap();
+        }
+        let report = repair(&dir);
+        assert_eq!(report.lost.iter().map(|loss| &loss.file[..]).collect::<Vec<_>>(), [&lost[..]]);
+        let (path, lost) = (dir.clone(), lost.clone());
+        on_one_core(move |core| {
+            let (path, lost) = (path.clone(), lost.clone());
+            async move {
+                let reader = opened(&core, &path).await.unwrap().attach(&core);
+                let (mut whole, mut missing) = (0, 0);
+                for n in 0..450 {
+                    match reader.get(0, format!("key{n:05}").as_bytes(), None).await {
+                        Ok(value) => whole += u64::from(value.unwrap().len() == 2000),
+                        Err(error) => {
+                            assert!(error.to_string().contains(&lost), "{error}");
+                            missing += 1;
+                        }
+                    }
+                }
+                assert!(whole > 100 && missing > 0 && whole + missing == 450, "{whole} {missing}");
+            }
+        });
+    }
+}
+
+/// A blob file to which only a log refers is kept by a table's link.
+#[test]
+fn a_lost_table_takes_no_value_of_a_log_along() {
+    let crashed = crashed_with_a_value_in_a_log("repair-unkept");
+    for name in names(&crashed, ".sst") {
+        std::fs::remove_file(crashed.join(name)).unwrap();
+    }
+    let report = repair(&crashed);
+    assert!(report.lost.iter().all(|loss| loss.file.ends_with(".sst")), "{report:?}");
+    let path = crashed.clone();
+    on_one_core(move |core| {
+        let path = path.clone();
+        async move {
+            let reader = opened(&core, &path).await.unwrap().attach(&core);
+            let found = reader.get(0, b"last", None).await.unwrap();
+            assert_eq!(found.as_deref(), Some(&[b'x'; 3000][..]));
+        }
+    });
+}
+
 /// A crash leaves a blob file with room after its values.
 #[test]
 fn a_blob_file_left_open_is_whole_after_a_rebuild() {

@@ -3,13 +3,16 @@
 use std::rc::Rc;
 use std::sync::Arc;
 
-use lsm::{CfId, Snapshot, WARM_MAX};
+use lsm::{CfId, Reader, Snapshot, WARM_MAX};
 
 use super::hall::Hall;
 use super::{cursors, spawn};
 use crate::error::{Error, ErrorKind, Result};
 use crate::request::{Back, Handle, Read};
 use crate::value::Value;
+
+/// Keys of a multi-get that are looked up together.
+const KEYS_PER_LOOKUP: usize = 256;
 
 /// The gets of a turn. They are answered together, so that their lookups overlap their waits for
 /// memory.
@@ -43,11 +46,7 @@ pub(super) fn begin(hall: &Rc<Hall>, read: Read, gets: &mut Gets) {
             let at = snapshot_of(hall, snapshot.as_ref());
             spawn(hall, async move {
                 let answer = match at {
-                    Ok(at) => {
-                        let keys: Vec<&[u8]> = keys.iter().map(|key| &**key).collect();
-                        let found = reader.multi_get(family, &keys, at.as_deref()).await;
-                        found.into_iter().map(value).collect()
-                    }
+                    Ok(at) => multi_get(&reader, family, &keys, at.as_deref()).await,
                     Err(error) => Err(error),
                 };
                 drop((snapshot, runs));
@@ -97,6 +96,25 @@ impl Gets {
             }
         }
     }
+}
+
+/// Looks keys up, some at a time: each value that is found holds a block in memory until it is
+/// copied, and all of them might fill the memory.
+async fn multi_get(
+    reader: &Reader,
+    family: CfId,
+    keys: &[Box<[u8]>],
+    at: Option<&Snapshot>,
+) -> Result<Vec<Option<Value>>> {
+    let mut all = Vec::with_capacity(keys.len());
+    for keys in keys.chunks(KEYS_PER_LOOKUP) {
+        let keys: Vec<&[u8]> = keys.iter().map(|key| &**key).collect();
+        for found in reader.multi_get(family, &keys, at).await {
+            all.push(value(found)?);
+        }
+        reader.core().checkpoint().await;
+    }
+    Ok(all)
 }
 
 /// Copies a value for its caller.

@@ -27,7 +27,7 @@ mod merge;
 mod place;
 mod rebuild;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::atomic::Ordering;
 
@@ -233,6 +233,7 @@ impl<'a> Repair<'a> {
                     matches!(FileName::parse(name), Some(FileName::Sst(_) | FileName::Blob(_)))
                 });
                 self.drop_unreadable(&mut state).await?;
+                self.relink(&mut state);
                 (number, state, false)
             }
             Found::Nothing { why, known } => {
@@ -506,11 +507,43 @@ impl<'a> Repair<'a> {
         broken.map_or(Ok(db), Err)
     }
 
-    /// The logs that must become tables: all, if one of them cannot be replayed, or if it is not
-    /// known which of their writes are in tables.
+    /// Links tables to blob files that are there, which keeps these: a MANIFEST has the oldest one
+    /// of each table, and those older than the oldest of all tables count as gone. An older
+    /// link than necessary is harmless.
+    fn relink(&self, state: &mut ManifestState) {
+        let is_there = |number: u64| {
+            let name = FileName::Blob(number).to_string();
+            self.entries.iter().any(|entry| entry.name == name)
+        };
+        for family in state.column_families.values_mut() {
+            let there: BTreeSet<u64> =
+                family.blob_files.keys().copied().filter(|&number| is_there(number)).collect();
+            // Only logs may refer to one that was left open.
+            let left_open = family.blob_files.values().filter(|blob| blob.is_reserved());
+            let mut left_open = left_open.map(|blob| blob.number).find(|one| there.contains(one));
+            for meta in family.levels.iter_mut().flatten() {
+                let linked = meta.oldest_blob_file;
+                if linked != 0 {
+                    meta.oldest_blob_file = there.range(linked..).next().copied().unwrap_or(0);
+                }
+                if let Some(oldest) = left_open.take()
+                    && (meta.oldest_blob_file == 0 || meta.oldest_blob_file > oldest)
+                {
+                    meta.oldest_blob_file = oldest;
+                }
+            }
+        }
+    }
+
+    /// The logs that must become tables: all, if one of them cannot be replayed, if it is not known
+    /// which of their writes are in tables, or if no table is left that keeps a blob file to which
+    /// they refer.
     async fn logs(&mut self, state: &ManifestState) -> Result<Vec<PlannedLog>> {
         let plan = RecoveryPlan::new(state, &self.listed())?;
-        if self.report.rebuilt.is_some() {
+        let unkept = |family: &ColumnFamily| {
+            family.files().next().is_none() && !family.blob_files.is_empty()
+        };
+        if self.report.rebuilt.is_some() || state.column_families.values().any(unkept) {
             return Ok(plan.logs);
         }
         let strict = OpenOptions { salvage: false, ..self.options.clone() };
@@ -575,6 +608,7 @@ impl<'a> Repair<'a> {
         if is_rebuilt {
             self.put_in_order(job, state, tables).await?;
         }
+        self.relink(state);
         state.next_file_number = job.db.next_file();
         // As every opening does; it also sorts the levels.
         let sorted = rocksfmt::ManifestReplay::resume(state).finish();

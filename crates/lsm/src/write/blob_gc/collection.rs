@@ -13,7 +13,7 @@ use crate::version::{BlobFile, Version};
 use crate::write::blob_garbage;
 use crate::write::blob_gc::moves::{Collecting, Moved, Moving};
 use crate::write::blob_gc::tables::{References, Rewrite, Rewriting, Rewritten, replace};
-use crate::write::blob_gc::{VALUES_MAX, leave_alone};
+use crate::write::blob_gc::{MOVED_MAX, leave_alone};
 use crate::write::blob_writer::publish;
 use crate::write::job::{self, Job, JobCore};
 use crate::write::picker::place;
@@ -74,7 +74,7 @@ pub(super) async fn collect(
         victims: victims.clone(),
         tables: suspected,
         file_bytes: state.blob_file_bytes(&of_family.name),
-        values_max: 2 * VALUES_MAX as usize,
+        values_max: MOVED_MAX as usize,
         pace: state.paces.blob_gc.clone(),
     };
     let mark = state.dir.mark();

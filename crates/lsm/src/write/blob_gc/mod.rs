@@ -28,6 +28,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use rocksfmt::{BlobFileMeta, ManifestReplay};
 
 use crate::db::CfId;
+use crate::error::Kind;
 use crate::mutant::mutant;
 use crate::stored_options::StoredBlobs;
 use crate::version::{Family, Version};
@@ -55,6 +56,8 @@ const GARBAGE_PART: f64 = 0.25;
 const GARBAGE_MIN: u64 = 64 << 10;
 /// Most values that a collection moves: their places are held in memory, about 150 bytes each.
 const VALUES_MAX: u64 = 100_000;
+/// Values that are moved at most, if a single file has that many.
+const MOVED_MAX: u64 = 2 * VALUES_MAX;
 /// Shortest and longest pause after a failure, in nanoseconds.
 const PAUSE_NS: u64 = 1_000_000_000;
 const PAUSE_MAX_NS: u64 = 30_000_000_000;
@@ -189,7 +192,7 @@ pub(crate) async fn run(state: &WriteState) {
             return;
         }
         let Some((family, victims)) = due(state) else { continue };
-        let live = state.blob_gc.live_bytes(&victims);
+        let (live, tried) = (state.blob_gc.live_bytes(&victims), victims.clone());
         let in_tables = collection::entry_bytes(&state.db.version(), family, &victims);
         // Tables are read twice, about: for what they refer to, and to be written again.
         state.begin_blob_gc(live + 2 * in_tables);
@@ -201,6 +204,10 @@ pub(crate) async fn run(state: &WriteState) {
                 tracing::warn!("garbage of blob files is collected later: {error}");
                 state.pause(pause_ns, || false).await;
                 pause_ns = (2 * pause_ns).min(PAUSE_MAX_NS);
+            }
+            // A new table does not read as it was written: nothing refers to it yet.
+            Err(error) if error.kind() == Kind::Corruption && !state.has_failed() => {
+                leave_alone(state, &tried, &error.to_string());
             }
             Err(error) => {
                 if !state.has_failed() {
@@ -235,7 +242,10 @@ fn due(state: &WriteState) -> Option<(CfId, BTreeSet<u64>)> {
         let left_alone = gc.left_alone.borrow();
         for size in sizes.iter_mut() {
             let number = size.number;
-            size.is_eligible = !in_logs.contains(&number) && !left_alone.contains(&number);
+            // One with more values waits until they are fewer.
+            let is_known = size.values <= MOVED_MAX;
+            size.is_eligible =
+                is_known && !in_logs.contains(&number) && !left_alone.contains(&number);
         }
         let picked = picker::pick(sizes, &rules);
         if !picked.is_empty() {

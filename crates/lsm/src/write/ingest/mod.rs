@@ -29,7 +29,7 @@ use std::sync::atomic::Ordering;
 
 use rocksfmt::{FileMeta, FileName, Properties, VersionEdit, pack, unpack};
 
-use crate::db::{CfId, NO_SNAPSHOT};
+use crate::db::CfId;
 use crate::error::{Error, Kind, Result};
 use crate::mutant::mutant;
 use crate::table::Table;
@@ -218,8 +218,8 @@ fn range(table: &Table) -> (&[u8], &[u8]) {
 /// their first and last keys, or a snapshot must not see them.
 fn is_newer_than_some(state: &WriteState, tables: &[NewTable]) -> Result<bool> {
     let snapshots = state.db.0.snapshots.load();
-    let mut held = snapshots.iter().flat_map(|reader| reader.iter());
-    if held.any(|sequence| sequence.load(Ordering::SeqCst) != NO_SNAPSHOT) {
+    let mut places = snapshots.iter().flat_map(|reader| reader.iter());
+    if places.any(|place| place.held(state.core.now_ns()).is_some()) {
         return Ok(true);
     }
     overlaps_some(state, tables)

@@ -93,7 +93,7 @@ impl MergePart {
             Ok(sources) => sources,
             Err((slot, error)) => return unread(slot, error).await,
         };
-        let snapshots = job.db.readable();
+        let snapshots = job.db.readable(&job.core);
         let below = Below::new(version, family, plan);
         let covered = self.tombstones(job, family, &snapshots).await?.map(Rc::new);
         let tombstones = covered.clone().map(|all| Tombstones::new(all, snapshots[0], range));
