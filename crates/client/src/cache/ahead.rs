@@ -625,11 +625,16 @@ impl Recogniser {
         self.credit = 0;
     }
 
+    /// The cache is empty: what was fetched is not there any more.
+    pub fn forget_fetched(&mut self) {
+        self.fetched.clear();
+        self.is_fetched.clear();
+    }
+
     /// The link has ended, and the cache with it.
     pub fn reset(&mut self) {
         self.queue.clear();
-        self.fetched.clear();
-        self.is_fetched.clear();
+        self.forget_fetched();
         self.files.clear();
         (self.stretch, self.last, self.ahead) = (None, None, None);
         self.look_again();

@@ -386,6 +386,9 @@ impl Cache {
             shard.cleared = self.tick();
             shard.store.clear();
         }
+        if let Some(ahead) = &self.ahead {
+            ahead.recogniser().forget_fetched();
+        }
     }
 
     /// A link has tracking on, by a request that was sent at this time.

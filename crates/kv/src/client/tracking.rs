@@ -214,12 +214,18 @@ impl TrackingState {
     }
 
     /// Adds a key that the connection itself has written, to be told later.
-    pub fn push_own(&self, prefix: &[u8], key: &[u8], all: &Gauge, bytes_max: usize) {
+    pub fn push_own(
+        &self,
+        form: Form,
+        (prefix, key): (&[u8], &[u8]),
+        all: &Gauge,
+        bytes_max: usize,
+    ) {
         let pushes = &mut *self.pushes.borrow_mut();
         if pushes.own_bytes + key.len() > PUSHES_BYTES_MAX || all.get() + key.len() > bytes_max {
             if !pushes.flushed {
                 pushes.bytes = Vec::new();
-                write_invalidation(&mut pushes.bytes, Form::Push, Named::All);
+                write_invalidation(&mut pushes.bytes, form, Named::All);
                 pushes.flushed = true;
             }
             (pushes.own, pushes.own_bytes) = (BTreeMap::new(), 0);
@@ -319,8 +325,8 @@ mod tests {
         let null = written(Form::Push, Named::All).into_bytes();
         assert_eq!(b.take_pushes(true, None, &all), null);
         assert_eq!(a.take_pushes(true, None, &all).len(), 900);
-        a.push_own(b"", b"b", &all, 1000);
-        a.push_own(b"", b"a", &all, 1000);
+        a.push_own(Form::Push, (b"", b"b"), &all, 1000);
+        a.push_own(Form::Push, (b"", b"a"), &all, 1000);
         assert!(a.has_pushes(true) && !a.has_pushes(false));
         let own = a.take_pushes(true, Some(Form::Push), &all);
         assert_eq!(own, written(Form::Push, Named::Keys(&[b"a", b"b"])).into_bytes());

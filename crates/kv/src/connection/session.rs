@@ -673,6 +673,10 @@ impl Session {
     }
 
     fn set_protocol(&mut self, protocol: Protocol) {
+        if protocol != self.protocol {
+            // They were made for the one before.
+            self.send_pushes(false);
+        }
         self.protocol = protocol;
         self.client.protocol.set(protocol);
     }

@@ -44,6 +44,9 @@ struct Use {
     is_new: bool,
     /// It reads the key before it writes it, and after its last write.
     reads_first: bool,
+    is_read: bool,
+    /// It is written after a read.
+    is_rewritten: bool,
     reads_last: bool,
     is_written: bool,
 }
@@ -349,8 +352,13 @@ impl Session {
             if let Command::Write(_) = command
                 && let Some(spec) = lookup::find_full(name.as_bytes())
             {
-                for at in spec.key_indexes(args.len()) {
+                let is_read = |at: usize| {
+                    let others = spec.keys.rest.filter(|_| at as i64 != spec.keys.first);
+                    others.unwrap_or(spec.keys.flags).contains(&"RO")
+                };
+                for at in spec.key_indexes(args.len()).filter(|&at| !is_read(at)) {
                     let used = uses.0.entry(args.get(at).to_vec()).or_default();
+                    used.is_rewritten |= used.is_read;
                     (used.is_written, used.reads_last) = (true, false);
                 }
             }
@@ -360,7 +368,7 @@ impl Session {
             for key in spec.key_indexes(args.len()).map(|at| args.get(at)) {
                 let used = uses.0.entry(key.to_vec()).or_default();
                 used.reads_first |= !used.is_written;
-                used.reads_last = true;
+                (used.is_read, used.reads_last) = (true, true);
                 used.is_new |= !self.state.tracking.has(key, self.client.id);
                 self.state.enter_key(self.client.id, key);
             }
@@ -386,7 +394,8 @@ impl Session {
             let used = uses.0.get(key);
             // A read after the write enters the key again.
             let stays = used.is_some_and(|used| used.reads_last);
-            let was_new = used.is_some_and(|used| used.is_new && !used.reads_first);
+            let was_new =
+                used.is_some_and(|used| used.is_new && !used.reads_first && !used.is_rewritten);
             if was_new || tracked.no_loop && stays || !self.state.tracking.has(key, id) {
                 continue;
             }

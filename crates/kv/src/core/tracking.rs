@@ -459,18 +459,21 @@ impl CoreState {
         elsewhere: &mut Elsewhere,
     ) {
         let Some(client) = self.clients.get(id) else { return };
-        let Some(no_loop) = client.tracking.tracked().map(|tracked| tracked.no_loop) else {
-            return;
-        };
+        let Some(tracked) = client.tracking.tracked() else { return };
+        let (no_loop, for_itself) = (tracked.no_loop, tracked.redirect != 0);
         let by_itself = client.tracking.tells_itself(id);
+        let form = client.tracking.form(client.protocol.get(), for_itself);
         let mut others = Vec::new();
         for (key, author) in keys {
             match *author == id {
                 true if no_loop => {}
                 true if by_itself => {
                     let bytes_max = self.node.settings().tracking_pushes_bytes_max();
-                    client.tracking.push_own(prefix, key, &self.tracking.pushes, bytes_max);
-                    client.wake();
+                    let all = &self.tracking.pushes;
+                    if let Some(form) = form {
+                        client.tracking.push_own(form, (prefix, key), all, bytes_max);
+                        client.wake();
+                    }
                 }
                 _ => others.push(&**key),
             }
