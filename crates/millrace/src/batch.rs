@@ -1,8 +1,9 @@
 //! Batches of writes.
 
-use lsm::BatchWriter;
+use lsm::{BatchWriter, CfId};
 
-use crate::family::ColumnFamily;
+use crate::error::Result;
+use crate::family::{ColumnFamily, foreign};
 
 /// Writes that are done together or not at all, in this order; see [`Db::write`](crate::Db::write).
 ///
@@ -26,11 +27,23 @@ use crate::family::ColumnFamily;
 /// # }
 /// ```
 #[derive(Clone, Debug)]
-pub struct WriteBatch(BatchWriter);
+pub struct WriteBatch {
+    writes: BatchWriter,
+    of: Of,
+}
+
+/// The open database of the column families that were named.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Of {
+    Any,
+    /// Its [`Shared::number`](crate::shared::Shared::number).
+    One(u64),
+    Several,
+}
 
 impl Default for WriteBatch {
     fn default() -> WriteBatch {
-        WriteBatch(BatchWriter::new())
+        WriteBatch { writes: BatchWriter::new(), of: Of::Any }
     }
 }
 
@@ -40,8 +53,26 @@ impl WriteBatch {
         WriteBatch::default()
     }
 
-    pub(crate) fn into_inner(self) -> BatchWriter {
-        self.0
+    /// The writes, for the database of this number.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) if some are for another one.
+    pub(crate) fn into_inner(self, number: u64) -> Result<BatchWriter> {
+        match self.of == Of::Any || self.of == Of::One(number) {
+            true => Ok(self.writes),
+            false => Err(foreign()),
+        }
+    }
+
+    /// Notes the database of a column family, and returns the family's id.
+    fn note(&mut self, family: &ColumnFamily) -> CfId {
+        let number = family.engine.shared.number;
+        self.of = match self.of {
+            Of::Any => Of::One(number),
+            Of::One(other) if other == number => Of::One(number),
+            Of::One(_) | Of::Several => Of::Several,
+        };
+        family.id
     }
 
     /// Sets a key.
@@ -71,7 +102,8 @@ impl WriteBatch {
         key: impl AsRef<[u8]>,
         value: impl AsRef<[u8]>,
     ) -> &mut WriteBatch {
-        self.put_at(family.as_ref().id(), key.as_ref(), value.as_ref())
+        let family = self.note(family.as_ref());
+        self.put_at(family, key.as_ref(), value.as_ref())
     }
 
     /// Deletes a key of a column family.
@@ -80,7 +112,8 @@ impl WriteBatch {
         family: &impl AsRef<ColumnFamily>,
         key: impl AsRef<[u8]>,
     ) -> &mut WriteBatch {
-        self.delete_at(family.as_ref().id(), key.as_ref())
+        let family = self.note(family.as_ref());
+        self.delete_at(family, key.as_ref())
     }
 
     /// Deletes all keys of a column family from the start of the range to before its end.
@@ -89,7 +122,8 @@ impl WriteBatch {
         family: &impl AsRef<ColumnFamily>,
         keys: std::ops::Range<K>,
     ) -> &mut WriteBatch {
-        self.delete_range_at(family.as_ref().id(), keys.start.as_ref(), keys.end.as_ref())
+        let family = self.note(family.as_ref());
+        self.delete_range_at(family, keys.start.as_ref(), keys.end.as_ref())
     }
 
     /// Adds an operand to a key of a column family; see [`Db::merge`](crate::Db::merge).
@@ -99,36 +133,38 @@ impl WriteBatch {
         key: impl AsRef<[u8]>,
         operand: impl AsRef<[u8]>,
     ) -> &mut WriteBatch {
-        self.merge_at(family.as_ref().id(), key.as_ref(), operand.as_ref())
+        let family = self.note(family.as_ref());
+        self.merge_at(family, key.as_ref(), operand.as_ref())
     }
 
     /// The number of writes.
     pub fn len(&self) -> usize {
-        self.0.count() as usize
+        self.writes.count() as usize
     }
 
     /// Whether there are no writes.
     pub fn is_empty(&self) -> bool {
-        self.0.is_empty()
+        self.writes.is_empty()
     }
 
     /// Bytes of the writes, as they go into the log. A batch may have 256 MiB.
     pub fn bytes(&self) -> usize {
-        self.0.len()
+        self.writes.len()
     }
 
     /// Removes all writes, and keeps the memory.
     pub fn clear(&mut self) {
-        self.0.clear();
+        self.writes.clear();
+        self.of = Of::Any;
     }
 
     pub(crate) fn put_at(&mut self, family: u32, key: &[u8], value: &[u8]) -> &mut WriteBatch {
-        self.0.put(family, key, value);
+        self.writes.put(family, key, value);
         self
     }
 
     pub(crate) fn delete_at(&mut self, family: u32, key: &[u8]) -> &mut WriteBatch {
-        self.0.delete(family, key);
+        self.writes.delete(family, key);
         self
     }
 
@@ -138,12 +174,12 @@ impl WriteBatch {
         start: &[u8],
         end: &[u8],
     ) -> &mut WriteBatch {
-        self.0.delete_range(family, start, end);
+        self.writes.delete_range(family, start, end);
         self
     }
 
     pub(crate) fn merge_at(&mut self, family: u32, key: &[u8], value: &[u8]) -> &mut WriteBatch {
-        self.0.merge(family, key, value);
+        self.writes.merge(family, key, value);
         self
     }
 }

@@ -206,7 +206,7 @@ impl Engine {
     }
 
     pub async fn write(&self, batch: WriteBatch) -> Result<()> {
-        let batch = batch.into_inner();
+        let batch = batch.into_inner(self.shared.number)?;
         let bytes = batch.len();
         self.submit(batch, bytes, None).await
     }

@@ -8,10 +8,16 @@ use lsm::CfId;
 use crate::batch::WriteBatch;
 use crate::bounds::{self, KeyRange};
 use crate::engine::Engine;
-use crate::error::Result;
+use crate::error::{Error, ErrorKind, Result};
 use crate::range::Range;
 use crate::request::Write;
 use crate::value::Value;
+
+/// The error of a call that is given a column family of another database, or of an earlier opening.
+#[cold]
+pub(crate) fn foreign() -> Error {
+    Error::new(ErrorKind::Unsupported, "the column family is of another open database")
+}
 
 /// A column family of an open database: a key space of its own. Cheap to clone.
 ///
@@ -53,8 +59,15 @@ impl ColumnFamily {
         ColumnFamily { engine: engine.clone(), id, name: name.into() }
     }
 
-    pub(crate) fn id(&self) -> CfId {
-        self.id
+    /// Its id in a database.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Unsupported`] if it is of another one.
+    pub(crate) fn id_in(&self, engine: &Engine) -> Result<CfId> {
+        match std::ptr::eq(&*self.engine, engine) {
+            true => Ok(self.id),
+            false => Err(foreign()),
+        }
     }
 
     /// Its name.

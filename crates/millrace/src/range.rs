@@ -10,7 +10,7 @@ use lsm::CfId;
 
 use crate::bounds::Limits;
 use crate::engine::Engine;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::request::{Chunk, Handle};
 use crate::value::Value;
 
@@ -40,9 +40,9 @@ pub struct Range {
     fetch: Option<Fetch>,
 }
 
-struct Start {
-    limits: Limits,
-    snapshot: Option<Arc<Handle>>,
+enum Start {
+    Of { limits: Limits, snapshot: Option<Arc<Handle>> },
+    Refused(Error),
 }
 
 impl Range {
@@ -52,10 +52,19 @@ impl Range {
         limits: Limits,
         snapshot: Option<Arc<Handle>>,
     ) -> Range {
+        Range::starting(engine, family, Start::Of { limits, snapshot })
+    }
+
+    /// A range that has an error and nothing else.
+    pub(crate) fn refused(engine: &Arc<Engine>, error: Error) -> Range {
+        Range::starting(engine, 0, Start::Refused(error))
+    }
+
+    fn starting(engine: &Arc<Engine>, family: CfId, start: Start) -> Range {
         Range {
             engine: engine.clone(),
             family,
-            start: Some(Start { limits, snapshot }),
+            start: Some(start),
             reverse: false,
             bytes: Arc::default(),
             ends: Vec::new(),
@@ -119,10 +128,15 @@ impl Range {
     /// Begins to read the next chunk, if there may be one.
     fn begin(&mut self) {
         let engine = self.engine.clone();
-        if let Some(Start { limits, snapshot }) = self.start.take() {
+        if let Some(start) = self.start.take() {
             let (family, reverse) = (self.family, self.reverse);
             self.fetch = Some(Box::pin(async move {
-                engine.open_cursor(family, limits, reverse, snapshot).await
+                match start {
+                    Start::Of { limits, snapshot } => {
+                        engine.open_cursor(family, limits, reverse, snapshot).await
+                    }
+                    Start::Refused(error) => Err(error),
+                }
             }));
         } else if let Some(cursor) = self.cursor.take() {
             self.fetch = Some(Box::pin(async move { engine.next_chunk(cursor).await }));

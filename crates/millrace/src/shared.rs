@@ -5,7 +5,7 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use reactor::reply::ReplySender;
@@ -32,6 +32,8 @@ pub(crate) struct Opened {
 /// The beginning and the end of a database.
 pub(crate) struct Shared {
     pub path: PathBuf,
+    /// Another for each opening.
+    pub number: u64,
     /// See [`fork_generation`].
     generation: u64,
     stopping: AtomicBool,
@@ -133,6 +135,9 @@ pub(crate) fn panicked() -> Error {
     Error::new(ErrorKind::Panicked, text)
 }
 
+/// Openings so far.
+static OPENINGS: AtomicU64 = AtomicU64::new(0);
+
 /// The databases of this process.
 static OPEN: Mutex<Vec<Arc<Shared>>> = Mutex::new(Vec::new());
 
@@ -162,6 +167,7 @@ pub(crate) fn start(
     let config = options.runtime(&budget);
     let shared = Arc::new(Shared {
         path: path.to_owned(),
+        number: OPENINGS.fetch_add(1, Ordering::Relaxed),
         generation: fork_generation(),
         stopping: AtomicBool::new(false),
         failed: AtomicBool::new(false),
@@ -172,9 +178,10 @@ pub(crate) fn start(
         near: Near::default(),
     });
     let plan = Plan { shared: shared.clone(), open, write, batch_bytes: budget.batches };
+    locked(&OPEN, |open| open.push(shared.clone()));
+    let opening = shared.clone();
     let supervise = move || {
-        wait_for_closing(&shared.path);
-        locked(&OPEN, |open| open.push(shared.clone()));
+        wait_for_closing(&shared);
         let (plan, thread) = (Arc::new(plan), EndOfThread(shared.clone()));
         let main = move |core| {
             let (plan, thread) = (plan.clone(), thread.clone());
@@ -203,24 +210,28 @@ pub(crate) fn start(
         });
     };
     let started = std::thread::Builder::new().name("millrace".to_owned()).spawn(supervise);
-    started
-        .map(drop)
-        .map_err(|error| Error::new(ErrorKind::Io, format!("cannot start a thread: {error}")))
+    started.map(drop).map_err(|error| {
+        let error = Error::new(ErrorKind::Io, format!("cannot start a thread: {error}"));
+        opening.set_end(Err(error.clone()));
+        error
+    })
 }
 
-/// Waits for the end of a database in the same directory that this process is closing, or is
+/// Waits for the end of databases in the same directory that this process is closing, or is
 /// opening for nobody any more.
-fn wait_for_closing(path: &Path) {
+fn wait_for_closing(opening: &Shared) {
     let place = |path: &Path| std::fs::canonicalize(path).ok();
-    let here = place(path);
+    let Some(here) = place(&opening.path) else { return };
     let closing = locked(&OPEN, |open| {
         open.retain(|other| other.is_here());
         let closes = |other: &&Arc<Shared>| {
-            (other.is_stopping() || other.is_abandoned()) && place(&other.path) == here
+            other.number < opening.number
+                && (other.is_stopping() || other.is_abandoned())
+                && place(&other.path).as_ref() == Some(&here)
         };
-        open.iter().find(closes).cloned()
+        open.iter().filter(closes).cloned().collect::<Vec<_>>()
     });
-    if let Some(closing) = closing.filter(|_| here.is_some()) {
+    for closing in closing {
         let _how = crate::blocking::block_on(closing.end());
     }
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use lsm::CfId;
 
-use crate::bounds::{self, KeyRange};
+use crate::bounds::{self, KeyRange, Limits};
 use crate::engine::Engine;
 use crate::error::Result;
 use crate::family::ColumnFamily;
@@ -71,7 +71,7 @@ impl Snapshot {
         family: &impl AsRef<ColumnFamily>,
         key: impl AsRef<[u8]>,
     ) -> Result<Option<Value>> {
-        self.get_at(family.as_ref().id, key.as_ref()).await
+        self.get_at(family.as_ref().id_in(&self.engine)?, key.as_ref()).await
     }
 
     /// Looks up many keys; see [`Db::multi_get`](crate::Db::multi_get).
@@ -96,7 +96,7 @@ impl Snapshot {
         keys: impl IntoIterator<Item = K>,
     ) -> Result<Vec<Option<Value>>> {
         let keys = keys.into_iter().map(|key| key.as_ref().into()).collect();
-        self.multi_get_at(family.as_ref().id, keys).await
+        self.multi_get_at(family.as_ref().id_in(&self.engine)?, keys).await
     }
 
     pub(crate) async fn get_at(&self, family: CfId, key: &[u8]) -> Result<Option<Value>> {
@@ -115,6 +115,15 @@ impl Snapshot {
         &self.engine
     }
 
+    /// If the family is of another database, the first entry is the error.
+    fn range_of(&self, family: &ColumnFamily, limits: Limits) -> Range {
+        let held = Some(self.handle.clone());
+        match family.id_in(&self.engine) {
+            Ok(id) => Range::new(&self.engine, id, limits, held),
+            Err(error) => Range::refused(&self.engine, error),
+        }
+    }
+
     /// The entries of a range; see [`Db::range`](crate::Db::range).
     pub fn range(&self, keys: impl KeyRange) -> Range {
         Range::new(&self.engine, 0, bounds::limits(keys), Some(self.handle.clone()))
@@ -122,12 +131,7 @@ impl Snapshot {
 
     /// The entries of a range of a column family.
     pub fn range_in(&self, family: &impl AsRef<ColumnFamily>, keys: impl KeyRange) -> Range {
-        Range::new(
-            &self.engine,
-            family.as_ref().id,
-            bounds::limits(keys),
-            Some(self.handle.clone()),
-        )
+        self.range_of(family.as_ref(), bounds::limits(keys))
     }
 
     /// The entries whose keys have a prefix; see [`Db::prefix`](crate::Db::prefix).
@@ -138,8 +142,7 @@ impl Snapshot {
 
     /// The entries of a column family whose keys have a prefix.
     pub fn prefix_in(&self, family: &impl AsRef<ColumnFamily>, prefix: impl AsRef<[u8]>) -> Range {
-        let limits = bounds::prefix(prefix.as_ref());
-        Range::new(&self.engine, family.as_ref().id, limits, Some(self.handle.clone()))
+        self.range_of(family.as_ref(), bounds::prefix(prefix.as_ref()))
     }
 }
 

@@ -17,7 +17,7 @@ use std::fmt;
 
 use lsm::{BatchWriter, CfId, Unwritten};
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::family::ColumnFamily;
 use crate::snapshot::Snapshot;
 use crate::value::Value;
@@ -78,11 +78,14 @@ pub struct Transaction {
     read: BTreeSet<Key>,
     /// `None`: deleted.
     written: BTreeMap<Key, Option<Value>>,
+    /// Why it cannot be committed.
+    refused: Option<Error>,
 }
 
 impl Transaction {
     pub(crate) fn new(snapshot: Snapshot, sequence: u64) -> Transaction {
-        Transaction { snapshot, sequence, read: BTreeSet::new(), written: BTreeMap::new() }
+        let (read, written) = (BTreeSet::new(), BTreeMap::new());
+        Transaction { snapshot, sequence, read, written, refused: None }
     }
 
     /// Looks up a key, which nobody else may write until the commit.
@@ -102,7 +105,8 @@ impl Transaction {
         family: &impl AsRef<ColumnFamily>,
         key: impl AsRef<[u8]>,
     ) -> Result<Option<Value>> {
-        self.get_at(family.as_ref().id(), key.as_ref()).await
+        let family = family.as_ref().id_in(self.snapshot.engine())?;
+        self.get_at(family, key.as_ref()).await
     }
 
     /// Looks up many keys, which nobody else may write until the commit; see
@@ -127,7 +131,8 @@ impl Transaction {
         keys: impl IntoIterator<Item = K>,
     ) -> Result<Vec<Option<Value>>> {
         let keys = keys.into_iter().map(|key| key.as_ref().into()).collect();
-        self.multi_get_at(family.as_ref().id(), keys).await
+        let family = family.as_ref().id_in(self.snapshot.engine())?;
+        self.multi_get_at(family, keys).await
     }
 
     /// Sets a key.
@@ -147,7 +152,7 @@ impl Transaction {
         key: impl AsRef<[u8]>,
         value: impl AsRef<[u8]>,
     ) -> &mut Transaction {
-        self.write_at(family.as_ref().id(), key.as_ref(), Some(value.as_ref()))
+        self.write_in(family.as_ref(), key.as_ref(), Some(value.as_ref()))
     }
 
     /// Deletes a key of a column family.
@@ -156,7 +161,7 @@ impl Transaction {
         family: &impl AsRef<ColumnFamily>,
         key: impl AsRef<[u8]>,
     ) -> &mut Transaction {
-        self.write_at(family.as_ref().id(), key.as_ref(), None)
+        self.write_in(family.as_ref(), key.as_ref(), None)
     }
 
     /// The state that the transaction reads, without its writes. What is read here may be written
@@ -172,7 +177,10 @@ impl Transaction {
     /// [`ErrorKind::Conflict`](crate::ErrorKind::Conflict) if a key that was read was written
     /// meanwhile: nothing was written, begin again. Else as for [`Db::put`](crate::Db::put).
     pub async fn commit(self) -> Result<()> {
-        let Transaction { snapshot, sequence, read, written } = self;
+        let Transaction { snapshot, sequence, read, written, refused } = self;
+        if let Some(error) = refused {
+            return Err(error);
+        }
         if written.is_empty() {
             return Ok(());
         }
@@ -226,6 +234,22 @@ impl Transaction {
             found[at] = value;
         }
         Ok(found)
+    }
+
+    /// A write to a family of another database makes the commit fail.
+    fn write_in(
+        &mut self,
+        family: &ColumnFamily,
+        key: &[u8],
+        value: Option<&[u8]>,
+    ) -> &mut Transaction {
+        match family.id_in(self.snapshot.engine()) {
+            Ok(id) => self.write_at(id, key, value),
+            Err(error) => {
+                self.refused.get_or_insert(error);
+                self
+            }
+        }
     }
 
     fn write_at(&mut self, family: CfId, key: &[u8], value: Option<&[u8]>) -> &mut Transaction {

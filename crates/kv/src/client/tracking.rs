@@ -13,6 +13,9 @@ use crate::command::commands::CHANNEL;
 /// invalidates everything.
 const PUSHES_BYTES_MAX: usize = 256 * 1024;
 
+/// How long keys that a connection has written itself wait for the commands that have arrived.
+const OWN_WAIT_NS: u64 = 100_000_000;
+
 /// Whether a connection is told of the keys that it has read, unless it says otherwise.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Caching {
@@ -45,6 +48,9 @@ pub(crate) struct Tracked {
 pub(crate) struct TrackingState {
     on: Cell<bool>,
     tracked: RefCell<Tracked>,
+    /// Keys that the transaction which is being executed reads after it has written them for the
+    /// last time, where another connection is told.
+    pub reads_last: RefCell<BTreeSet<Vec<u8>>>,
     /// `CLIENT CACHING` was given for the next command.
     pub caching_given: Cell<bool>,
     /// It listens on the channel of invalidations.
@@ -62,6 +68,8 @@ struct Pushes {
     /// arrived are answered.
     own: BTreeMap<Vec<u8>, BTreeSet<Vec<u8>>>,
     own_bytes: usize,
+    /// When the first of them came.
+    own_since_ns: u64,
     share: Option<Share>,
 }
 
@@ -220,8 +228,12 @@ impl TrackingState {
         (prefix, key): (&[u8], &[u8]),
         all: &Gauge,
         bytes_max: usize,
+        now_ns: u64,
     ) {
         let pushes = &mut *self.pushes.borrow_mut();
+        if pushes.own.is_empty() {
+            pushes.own_since_ns = now_ns;
+        }
         if pushes.own_bytes + key.len() > PUSHES_BYTES_MAX || all.get() + key.len() > bytes_max {
             if !pushes.flushed {
                 pushes.bytes = Vec::new();
@@ -233,6 +245,15 @@ impl TrackingState {
             pushes.own_bytes += key.len() + 2 * size_of::<Vec<u8>>();
         }
         pushes.account(all);
+    }
+
+    /// Whether own keys have waited for long, or are many: a connection that always has commands in
+    /// flight is told of them meanwhile.
+    pub fn own_has_waited(&self, now_ns: u64) -> bool {
+        let pushes = self.pushes.borrow();
+        !pushes.own.is_empty()
+            && (now_ns.saturating_sub(pushes.own_since_ns) >= OWN_WAIT_NS
+                || pushes.own_bytes >= PUSHES_BYTES_MAX / 2)
     }
 
     /// Whether messages wait, including those of own keys if asked for.
@@ -325,8 +346,9 @@ mod tests {
         let null = written(Form::Push, Named::All).into_bytes();
         assert_eq!(b.take_pushes(true, None, &all), null);
         assert_eq!(a.take_pushes(true, None, &all).len(), 900);
-        a.push_own(Form::Push, (b"", b"b"), &all, 1000);
-        a.push_own(Form::Push, (b"", b"a"), &all, 1000);
+        a.push_own(Form::Push, (b"", b"b"), &all, 1000, 5);
+        a.push_own(Form::Push, (b"", b"a"), &all, 1000, 9);
+        assert!(!a.own_has_waited(4 + OWN_WAIT_NS) && a.own_has_waited(5 + OWN_WAIT_NS));
         assert!(a.has_pushes(true) && !a.has_pushes(false));
         let own = a.take_pushes(true, Some(Form::Push), &all);
         assert_eq!(own, written(Form::Push, Named::Keys(&[b"a", b"b"])).into_bytes());

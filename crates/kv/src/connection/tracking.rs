@@ -313,6 +313,7 @@ impl Session {
     /// Whether messages may be sent now: not while a transaction is executed, whose reply they
     /// would overtake, nor while the client does not read.
     pub(crate) fn has_pushes(&self, own: bool) -> bool {
+        let own = own || self.client.tracking.own_has_waited(self.state.core.now_ns());
         self.client.tracking.has_pushes(own)
             && !self.is_executing()
             && self.replies.may_push()
@@ -325,6 +326,7 @@ impl Session {
             return;
         }
         let tracking = &self.client.tracking;
+        let own = own || tracking.own_has_waited(self.state.core.now_ns());
         let for_itself = tracking.tracked().is_some_and(|tracked| tracked.redirect != 0);
         let form = tracking.form(self.protocol, for_itself);
         let bytes = tracking.take_pushes(own, form, &self.state.tracking.pushes);
@@ -373,10 +375,15 @@ impl Session {
                 self.state.enter_key(self.client.id, key);
             }
         }
+        if !tracking.tells_itself(self.client.id) {
+            let last = uses.0.iter().filter(|(_, used)| used.reads_last);
+            tracking.reads_last.replace(last.map(|(key, _)| key.clone()).collect());
+        }
     }
 
     /// The transaction has not been executed: its reads enter nothing.
     pub(super) fn forget_uses(&self, uses: Uses) {
+        self.client.tracking.reads_last.take();
         for (key, _) in uses.0.into_iter().filter(|(_, used)| used.is_new) {
             self.state.tracking.forget(&key, self.client.id);
         }
@@ -386,6 +393,7 @@ impl Session {
     /// written, and which it has read. `all` keys were removed if a command says so.
     pub(super) fn tell_of_transaction(&mut self, uses: &Uses, wrote: &[Vec<u8>], all: bool) {
         let (tracking, id) = (&self.client.tracking, self.client.id);
+        tracking.reads_last.take();
         let Some(tracked) = tracking.tracked() else { return };
         let form = tracking.form(self.protocol, tracked.redirect != 0);
         let mut told = Vec::new();

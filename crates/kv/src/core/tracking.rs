@@ -392,7 +392,7 @@ impl CoreState {
     }
 
     /// Ends the entry of a key, but for the connection that has written it and hears of that by
-    /// itself.
+    /// itself, or has read it again in the same transaction.
     fn take_readers(&self, key: &[u8], author: u64) -> Vec<u64> {
         let mut table = self.tracking.table.borrow_mut();
         let mut clients = table.take(key);
@@ -400,6 +400,10 @@ impl CoreState {
             && self.clients.get(author).is_some_and(|client| client.tracking.tells_itself(author))
         {
             clients.remove(at);
+            table.enter(key, author);
+        } else if self.clients.get(author).is_some_and(|client| {
+            client.tracking.is_on() && client.tracking.reads_last.borrow().contains(key)
+        }) {
             table.enter(key, author);
         }
         drop(table);
@@ -471,7 +475,8 @@ impl CoreState {
                     let bytes_max = self.node.settings().tracking_pushes_bytes_max();
                     let all = &self.tracking.pushes;
                     if let Some(form) = form {
-                        client.tracking.push_own(form, (prefix, key), all, bytes_max);
+                        let now_ns = self.core.now_ns();
+                        client.tracking.push_own(form, (prefix, key), all, bytes_max, now_ns);
                         client.wake();
                     }
                 }

@@ -311,7 +311,8 @@ impl LiveReader {
         };
         let snapshot = at.map(|at| &at.values);
         let iter = self.0.reader.iter(family, IterOptions { snapshot, ..options })?;
-        Ok(LiveIter { iter, reader: self.clone(), family, now_ms, records })
+        let (patience, is_expired) = (usize::MAX, false);
+        Ok(LiveIter { iter, reader: self.clone(), family, now_ms, records, patience, is_expired })
     }
 }
 
@@ -330,9 +331,22 @@ pub(crate) struct LiveIter {
     now_ms: u64,
     /// The deadlines when the iterator was made.
     records: Option<Rc<Snapshot>>,
+    /// Keys that have expired which one move passes at most.
+    patience: usize,
+    is_expired: bool,
 }
 
 impl LiveIter {
+    /// Lets each move pass at most so many keys that have expired, and stop at the next one.
+    pub fn set_patience(&mut self, keys: usize) {
+        self.patience = keys;
+    }
+
+    /// Whether it is at a key that has expired: it has lost patience.
+    pub fn is_expired(&self) -> bool {
+        self.is_expired
+    }
+
     /// As [`Iter::valid`].
     pub fn valid(&self) -> bool {
         self.iter.valid()
@@ -386,10 +400,17 @@ impl LiveIter {
 
     /// Moves over what has expired.
     async fn skip(&mut self, backward: bool) -> lsm::Result<()> {
+        self.is_expired = false;
         if !self.reader.has_deadlines() {
             return Ok(());
         }
+        let mut passed = 0;
         while self.iter.valid() && self.has_expired().await? {
+            if passed == self.patience {
+                self.is_expired = true;
+                return Ok(());
+            }
+            passed += 1;
             match backward {
                 true => self.iter.prev().await?,
                 false => self.iter.next().await?,

@@ -11,6 +11,9 @@ use crate::core::state::CoreState;
 use crate::expiry::live::LiveIter;
 use crate::expiry::live::Moment;
 
+/// Keys that have expired which one step passes at most.
+const EXPIRED_MAX: usize = 16;
+
 /// Steps between two yields to other tasks.
 const STEPS_PER_CHECK: u32 = 64;
 
@@ -118,8 +121,8 @@ impl Walk {
         self.iter.as_ref().map_or(&[], LiveIter::value)
     }
 
-    /// Moves to the next key in the range, whether it matches the pattern or not; false after the
-    /// last. Yields to other tasks periodically.
+    /// Moves to the next key in the range, whether it matches the pattern or not, past some that
+    /// have expired; false after the last. Yields to other tasks periodically.
     pub async fn step(&mut self) -> lsm::Result<bool> {
         if self.ended {
             return Ok(false);
@@ -146,8 +149,11 @@ impl Walk {
         Ok(!self.ended)
     }
 
-    /// Whether the key at its position matches the pattern.
+    /// Whether the key at its position matches the pattern, and has not expired.
     pub fn matches(&self) -> bool {
+        if self.iter.as_ref().is_some_and(LiveIter::is_expired) {
+            return false;
+        }
         self.pattern.as_ref().is_none_or(|pattern| glob::matches(pattern, self.key()))
     }
 
@@ -189,6 +195,7 @@ impl Walk {
         let now_ms = self.now_ms.unwrap_or_else(|| self.state.core.unix_time_ms());
         let reader = &self.state.reader;
         let mut iter = reader.iter_at(self.state.family, options, now_ms, self.at.as_ref())?;
+        iter.set_patience(EXPIRED_MAX);
         match (self.last.take(), self.reverse) {
             (Some(last), false) => {
                 iter.seek(&last).await?;

@@ -116,7 +116,17 @@ impl ShardState {
                         let found = self.reader.contains(self.family, &keys).await;
                         for ((at, key), found) in some.iter().zip(found) {
                             old[*at] = match found? {
-                                true if asks => self.with_deadline(key, Need::Existence).await?,
+                                true if asks => {
+                                    let there = self.with_deadline(key, Need::Existence).await;
+                                    match there {
+                                        // Its deadline is not known without its value, which these
+                                        // do not need otherwise.
+                                        Err(error) if is_overwriting(kind, &error) => {
+                                            OldValue::There
+                                        }
+                                        there => there?,
+                                    }
+                                }
                                 true => OldValue::There,
                                 false => OldValue::Missing,
                             };
@@ -166,6 +176,12 @@ impl ShardState {
             None => OldValue::Missing,
         })
     }
+}
+
+/// Whether a change removes or replaces a value that cannot be read.
+fn is_overwriting(kind: Operation, error: &Error) -> bool {
+    matches!(kind, Operation::Put | Operation::PutIfNone | Operation::Delete)
+        && matches!(error.kind(), Kind::Memory | Kind::Corruption)
 }
 
 fn old_state(found: Option<Value>, need: Need) -> OldValue {

@@ -167,3 +167,41 @@ fn more_callers_than_there_is_room_for_all_get_their_answers() {
         }
     });
 }
+
+#[tokio::test]
+async fn a_column_family_of_another_database_is_refused() {
+    let (one, two) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let (one, two) = (Db::open(one.path()).await.unwrap(), Db::open(two.path()).await.unwrap());
+    // They have the same number.
+    let (own, other) = (
+        one.create_column_family("orders").await.unwrap(),
+        two.create_column_family("users").await.unwrap(),
+    );
+    other.put("k", "theirs").await.unwrap();
+    own.put("k", "ours").await.unwrap();
+    let snapshot = one.snapshot().await.unwrap();
+    let refused = |error: millrace::Error| error.kind() == ErrorKind::Unsupported;
+    assert!(refused(snapshot.get_in(&other, "k").await.unwrap_err()));
+    assert!(refused(snapshot.multi_get_in(&other, ["k"]).await.unwrap_err()));
+    let mut range = snapshot.range_in(&other, ..).rev();
+    assert!(refused(range.next().await.unwrap().unwrap_err()));
+    assert!(range.next().await.is_none());
+    assert!(refused(snapshot.prefix_in(&other, "k").next().await.unwrap().unwrap_err()));
+
+    let mut batch = WriteBatch::new();
+    batch.put("x", "1").put_in(&own, "k", "new").delete_in(&other, "k");
+    assert!(refused(one.write(batch.clone()).await.unwrap_err()));
+    assert!(refused(two.write(batch.clone()).await.unwrap_err()));
+    batch.clear();
+    batch.put_in(&own, "k", "new");
+    assert!(refused(two.write(batch.clone()).await.unwrap_err()));
+    one.write(batch).await.unwrap();
+
+    let mut transaction = one.transaction().await.unwrap();
+    assert!(refused(transaction.get_in(&other, "k").await.unwrap_err()));
+    transaction.put_in(&own, "k", "newer").put_in(&other, "k", "newer");
+    assert!(refused(transaction.commit().await.unwrap_err()));
+    assert_eq!(own.get("k").await.unwrap().unwrap(), "new");
+    assert_eq!(other.get("k").await.unwrap().unwrap(), "theirs");
+    assert!(one.get("x").await.unwrap().is_none());
+}

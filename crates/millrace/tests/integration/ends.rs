@@ -240,3 +240,15 @@ fn a_kill_loses_no_acknowledged_write() {
         db.delete_range([0; 8]..[255; 8]).unwrap();
     }
 }
+
+#[tokio::test]
+async fn an_opening_that_was_given_up_delays_the_next_one() {
+    let dir = tempdir().unwrap();
+    Db::open(dir.path()).await.unwrap().close().await.unwrap();
+    for _ in 0..20 {
+        let mut opening = Box::pin(Db::open(dir.path()));
+        assert!(futures_lite::future::poll_once(&mut opening).await.is_none());
+        drop(opening);
+        Db::open(dir.path()).await.unwrap().close().await.unwrap();
+    }
+}
