@@ -82,7 +82,7 @@ def begin(client):
 def test_places_and_stretches_show_what_is_present(node):
     with node.connect() as client:
         assert dict(zip(*[iter(client.call("MR.INFO"))] * 2)) == {
-            b"version": 2,
+            b"version": 3,
             b"stretch-bytes-max": 262144,
             b"frame-bytes-max": 65536,
             b"index-keys-max": 32768,
