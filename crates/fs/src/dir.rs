@@ -47,6 +47,13 @@ impl Dir {
         self.core.open(&self.path.join(name), false).await
     }
 
+    /// Makes the content of a file durable. It may have other names, so it is opened for reading
+    /// only.
+    pub async fn sync_file(&self, name: &str) -> io::Result<()> {
+        let file = self.open(name).await?;
+        self.core.attach(&file).sync_data().await
+    }
+
     /// Reads a whole file of at most `max` bytes.
     ///
     /// # Errors

@@ -116,17 +116,7 @@ impl ShardState {
                         let found = self.reader.contains(self.family, &keys).await;
                         for ((at, key), found) in some.iter().zip(found) {
                             old[*at] = match found? {
-                                true if asks => {
-                                    let there = self.with_deadline(key, Need::Existence).await;
-                                    match there {
-                                        // Its deadline is not known without its value, which these
-                                        // do not need otherwise.
-                                        Err(error) if is_overwriting(kind, &error) => {
-                                            OldValue::There
-                                        }
-                                        there => there?,
-                                    }
-                                }
+                                true if asks => self.existence(kind, key).await?,
                                 true => OldValue::There,
                                 false => OldValue::Missing,
                             };
@@ -158,6 +148,15 @@ impl ShardState {
 }
 
 impl ShardState {
+    /// Whether a key that is there has expired.
+    async fn existence(&self, kind: Operation, key: &[u8]) -> lsm::Result<OldValue> {
+        match self.with_deadline(key, Need::Existence).await {
+            // Its deadline is not known without its value, which these do not need otherwise.
+            Err(error) if is_overwriting(kind, &error) => Ok(OldValue::There),
+            there => there,
+        }
+    }
+
     /// Reads a key with its deadline.
     async fn with_deadline(&self, key: &[u8], need: Need) -> lsm::Result<OldValue> {
         let found = match self.live.has_none_cached(self.family, key) {

@@ -247,9 +247,7 @@ fn counts_unused(blob: &BlobFileMeta) -> bool {
 /// Makes the values of a blob file durable that a crash left open and that is not ended: tables
 /// will refer to them.
 async fn sync_as_it_is(state: &WriteState, name: &str) -> Result<()> {
-    // Opened for reading only: it may be a link.
-    let file = state.dir.open(name).await.map_err(|error| Error::io(name, &error))?;
-    state.core.attach(&file).sync_data().await.map_err(|error| Error::io(name, &error))
+    state.dir.sync_file(name).await.map_err(|error| Error::io(name, &error))
 }
 
 /// Seals the blob files that a crash left open, and counts what they do not use as garbage.

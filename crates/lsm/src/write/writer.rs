@@ -182,7 +182,7 @@ impl Writer {
     pub(crate) async fn take_over_logs(&self, needed_from: u64) -> Result<()> {
         let state = &*self.0;
         if state.options.durability == Durability::Power {
-            sync_logs(&state.core, &state.dir, &state.db.0.recovered_logs).await?;
+            sync_logs(&state.dir, &state.db.0.recovered_logs).await?;
         }
         // The others are removed together with those that hold recovered writes.
         state.recycle_logs(needed_from).await;
@@ -566,13 +566,10 @@ impl Writer {
 /// Flushes the logs that were recovered. Such a log may hold a group that was written and not
 /// flushed when its process was killed. Readers see it from now on, so a power cut must not take it
 /// back.
-async fn sync_logs(core: &Core, dir: &Dir, logs: &[u64]) -> Result<()> {
+async fn sync_logs(dir: &Dir, logs: &[u64]) -> Result<()> {
     for &number in logs {
         let name = FileName::Wal(number).to_string();
-        let io = |e: std::io::Error| Error::io(&name, &e);
-        // Opened for reading only: it may be a link.
-        let file = dir.open(&name).await.map_err(io)?;
-        core.attach(&file).sync_data().await.map_err(io)?;
+        dir.sync_file(&name).await.map_err(|error| Error::io(&name, &error))?;
     }
     Ok(())
 }

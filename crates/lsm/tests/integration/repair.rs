@@ -289,15 +289,7 @@ fn a_lost_table_takes_no_value_of_a_log_along() {
     }
     let report = repair(&crashed);
     assert!(report.lost.iter().all(|loss| loss.file.ends_with(".sst")), "{report:?}");
-    let path = crashed.clone();
-    on_one_core(move |core| {
-        let path = path.clone();
-        async move {
-            let reader = opened(&core, &path).await.unwrap().attach(&core);
-            let found = reader.get(0, b"last", None).await.unwrap();
-            assert_eq!(found.as_deref(), Some(&[b'x'; 3000][..]));
-        }
-    });
+    has_last_key(&crashed);
 }
 
 /// A crash leaves a blob file with room after its values.
@@ -334,15 +326,7 @@ fn a_blob_file_left_open_is_whole_after_a_rebuild() {
     for again in 0..2 {
         let report = check(&crashed);
         assert!(report.damages.is_empty(), "{again}: {report:?}");
-        let path = crashed.clone();
-        on_one_core(move |core| {
-            let path = path.clone();
-            async move {
-                let db = opened(&core, &path).await.unwrap();
-                let found = db.attach(&core).get(0, b"last", None).await.unwrap();
-                assert_eq!(found.as_deref(), Some(&[b'x'; 3000][..]));
-            }
-        });
+        has_last_key(&crashed);
     }
 }
 
@@ -364,6 +348,18 @@ fn crashed_with_a_value_in_a_log(name: &str) -> PathBuf {
             copy(&path, &copied)
         }
     })
+}
+
+fn has_last_key(dir: &Path) {
+    let path = dir.to_owned();
+    on_one_core(move |core| {
+        let path = path.clone();
+        async move {
+            let reader = opened(&core, &path).await.unwrap().attach(&core);
+            let found = reader.get(0, b"last", None).await.unwrap();
+            assert_eq!(found.as_deref(), Some(&[b'x'; 3000][..]));
+        }
+    });
 }
 
 /// Both keys of this directory are there.
