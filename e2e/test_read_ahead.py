@@ -82,7 +82,7 @@ def begin(client):
 def test_places_and_stretches_show_what_is_present(node):
     with node.connect() as client:
         assert dict(zip(*[iter(client.call("MR.INFO"))] * 2)) == {
-            b"version": 3,
+            b"version": 4,
             b"stretch-bytes-max": 262144,
             b"frame-bytes-max": 65536,
             b"index-keys-max": 32768,
@@ -116,10 +116,28 @@ def test_places_and_stretches_show_what_is_present(node):
         # Impossible parts.
         for words in ([file, 1 << 62, 5], [99999, 0, 100], [file, 0, 0], [(1 << 63) - 1, (1 << 63) - 1, 1 << 40]):
             assert client.call("MR.STRETCH", *words) == [0]
+            assert client.call("MR.STRETCH", *words, "next") == [0, 0]
         assert "negative" in client.call("MR.STRETCH", -1, 0, 1)
+        for words in ((1, 2), (1, 2, 3, "other"), (1, 2, 3, "NEXT", 4)):
+            assert isinstance(client.call("MR.STRETCH", *words), resp.Error)
         client.call("MULTI")
         assert client.call("MR.GET", "small") == b"QUEUED"
         assert isinstance(client.call("MR.STRETCH", 1, 2, 3), resp.Error)
+
+
+def test_the_file_after_another_is_told(node):
+    with node.connect() as client:
+        begin(client)
+        names = [f"long:{n}" for n in range(200)]
+        for name in names:
+            assert client.call("SET", name, bytes(60_000)) == b"OK"
+        files = [client.call("MR.GET", name)[0] for name in names]
+        in_order = sorted(set(files))
+        assert len(in_order) > 1
+        for file, after in zip(in_order, [*in_order[1:], 0]):
+            first, second, *frames = client.call("MR.STRETCH", file, 0, 262144, "NEXT")
+            assert (first, second) == (262144, after) and frames
+            assert client.call("MR.STRETCH", file, 1 << 40, 262144, "NEXT") == [0, after]
 
 
 def test_values_that_look_like_records_are_not_taken_for_any(node):

@@ -85,7 +85,8 @@ impl Command {
     pub fn chunk(fetch: Fetch) -> Command {
         let [file, from, bytes] =
             [fetch.chunk.file, fetch.chunk.from, CHUNK_BYTES].map(|number| number.to_string());
-        let args: [&[u8]; 4] = [b"MR.STRETCH", file.as_bytes(), from.as_bytes(), bytes.as_bytes()];
+        let args: [&[u8]; 5] =
+            [b"MR.STRETCH", file.as_bytes(), from.as_bytes(), bytes.as_bytes(), b"NEXT"];
         Command::new(&args, Class::Read, Touches::Chunk(fetch))
     }
 

@@ -175,7 +175,7 @@ fn known(facts: &Reply) -> Facts {
     };
     let version = number(b"version");
     Facts {
-        reads_ahead: version >= 1 && number(b"stretch-bytes-max") >= CHUNK_BYTES as i64,
+        reads_ahead: version >= 4 && number(b"stretch-bytes-max") >= CHUNK_BYTES as i64,
         // A server with shorter pages cuts them.
         indexes: version >= 2 && number(b"index-keys-max") >= 1,
     }
@@ -215,8 +215,8 @@ mod tests {
             Reply::Map(pairs.map(|(fact, value)| (name(fact), Reply::Integer(value))).into())
         };
         let check = |last: Reply| check(last).unwrap().reads_ahead;
-        assert!(check(facts(1, 262_144)) && check(facts(2, 1 << 20)));
-        assert!(!check(facts(0, 262_144)) && !check(facts(1, 4096)));
+        assert!(check(facts(4, 262_144)) && check(facts(5, 1 << 20)));
+        assert!(!check(facts(3, 262_144)) && !check(facts(4, 4096)));
         assert!(!check(Reply::Error(b"ERR unknown command".to_vec())));
         assert!(greeting.check(&[hello.clone(), Reply::Error(b"ERR no".to_vec()), done]).is_err());
     }

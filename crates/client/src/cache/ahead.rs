@@ -7,16 +7,17 @@
 //! the way at a time. Since regions are aligned, it makes no difference whether the program reads
 //! forward, backward, or in no order within a region. Two regions that follow one another give a
 //! direction, and the next one is fetched when half of the last one has been used. Regions that
-//! adjoin others grow with the credit, up to [`GROWTH`] times.
+//! adjoin others grow with the credit, up to [`GROWTH`] times. A region goes on in the file that
+//! was written after its own, if that ends.
 //!
 //! **Mood**: reads are local if they stay within a part of the data that the cache can hold.
 //!
 //! 1. *Looking*: where each read is, is noted: a miss by its place, a hit by the age of what it
 //!    found, since what came together has the same age. Both are counted in parts of a [`PARTS`]th
 //!    of the cache. The reads are local if they are in few parts: of up to [`SAMPLES_SOON`] reads,
-//!    in at most half as many, or of [`SAMPLES`], in five twelfths. Reads that stay within a third
-//!    of the cache, or even half of it, are found by this; those at random in a quarter more than
-//!    the cache holds are in about half as many parts as [`SAMPLES`].
+//!    in at most half as many, or of [`SAMPLES`], in a third. Reads that stay within a third of the
+//!    cache are found by this; those at random in a quarter more than the cache holds are in two
+//!    fifths as many parts as [`SAMPLES`].
 //! 2. *Following*: the reads were local: the places of the misses are fetched, and so is the next
 //!    miss after an eighth of a stretch was used. Another miss begins to look again.
 //! 3. *Scattered*: the reads were not local. Gets are plain, without places, and what is not asked
@@ -30,8 +31,9 @@
 //! plain read returns a small part of its own.
 //!
 //! **Patience**: while regions are on their way, a read whose place is not known may wait for them
-//! instead of asking. It does if that has helped lately: each answer tells whether its value would
-//! have come with them. Then one read at a time asks, and the others wait for its stretch.
+//! instead of asking. It does if that has helped lately: each answer tells whether its value
+//! would have come with them. Then only so many reads ask at a time as it takes to know what to
+//! fetch, and the others wait for that.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 
@@ -79,7 +81,7 @@ const LIFETIME: u64 = 14;
 const FILES_MAX: usize = 1024;
 
 /// Where a value is in the blob files of the server.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Place {
     pub file: u64,
     pub offset: u64,
@@ -100,20 +102,29 @@ pub(crate) struct Chunk {
     pub from: u64,
 }
 
-/// A part of a file to fetch.
+/// What follows a chunk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum After {
+    /// More of its file.
+    More,
+    /// This file.
+    File(u64),
+    Nothing,
+}
+
+/// A part of a file to fetch, or of files that follow one another.
 #[derive(Clone, Copy, Debug)]
 struct Region {
     number: u64,
-    file: u64,
-    from: u64,
-    end: u64,
+    from: Place,
+    end: Place,
     /// It was not missed yet.
     early: bool,
 }
 
 impl Region {
     fn has(&self, place: Place) -> bool {
-        place.file == self.file && (self.from..self.end).contains(&place.offset)
+        (self.from..self.end).contains(&place)
     }
 }
 
@@ -121,11 +132,18 @@ impl Region {
 #[derive(Debug)]
 struct Stretch {
     region: Region,
-    /// Where the next chunk begins.
-    next: u64,
+    /// Where the next chunk begins, in the file in which the region ends.
+    next: Place,
     on_the_way: u32,
     arrived: u32,
     records: u64,
+}
+
+impl Stretch {
+    /// Bytes that are left to ask for.
+    fn left(&self) -> u64 {
+        self.region.end.offset.saturating_sub(self.next.offset)
+    }
 }
 
 /// What a read does that the cache does not answer.
@@ -135,7 +153,7 @@ pub(crate) enum Turn {
     Ask,
     /// It asks for the value and its place.
     AskPlace,
-    /// It looks again when something has arrived, as long as regions up to this one are coming.
+    /// It looks again when something has arrived, as long as regions up to this number are coming.
     Wait(u64),
 }
 
@@ -192,8 +210,8 @@ pub(super) struct Recogniser {
     last: Option<Region>,
     /// The number of the next region.
     number: u64,
-    /// A read asks, and others wait whether its answer begins a stretch.
-    asking: bool,
+    /// Reads that ask, while others wait whether the answers begin a stretch.
+    asking: usize,
     /// Chunks that were fetched, the oldest first, and what the cache had stored then.
     fetched: VecDeque<((u64, u64), u64)>,
     is_fetched: HashMap<(u64, u64), u64>,
@@ -220,7 +238,7 @@ impl Recogniser {
             stretch_bytes_max,
             cache_bytes,
             credit: 0,
-            credit_max: cache_bytes / 2,
+            credit_max: cache_bytes / 8 * 7,
             patience: 0,
             mood: Mood::Looking,
             pause: PAUSE_MIN / 2,
@@ -233,7 +251,7 @@ impl Recogniser {
             stretch: None,
             last: None,
             number: 0,
-            asking: false,
+            asking: 0,
             fetched: VecDeque::new(),
             is_fetched: HashMap::new(),
             stored: 0,
@@ -274,28 +292,24 @@ impl Recogniser {
 
     /// What a read does that was not answered.
     pub fn turn(&mut self) -> Turn {
-        match self.mood {
+        let askers = match self.mood {
             Mood::Scattered => return Turn::Ask,
-            Mood::Looking => return Turn::AskPlace,
-            Mood::Following if self.patience <= PATIENCE => return Turn::AskPlace,
-            Mood::Following => {}
+            _ if self.patience <= PATIENCE => return Turn::AskPlace,
+            Mood::Following if self.stretch.is_some() => return Turn::Wait(self.number - 1),
+            Mood::Following => 1,
+            Mood::Looking => self.samples_min.saturating_sub(self.samples.len()).max(1),
+        };
+        if self.asking >= askers {
+            return Turn::Wait(self.number);
         }
-        match &self.stretch {
-            Some(stretch) => {
-                let last = self.queue.back().unwrap_or(&stretch.region);
-                Turn::Wait(last.number)
-            }
-            None if std::mem::replace(&mut self.asking, true) => Turn::Wait(self.number),
-            None => Turn::AskPlace,
-        }
+        self.asking += 1;
+        Turn::AskPlace
     }
 
     /// Whether a read that waits for a region goes on waiting.
     pub fn is_coming(&self, number: u64) -> bool {
-        match &self.stretch {
-            Some(stretch) => stretch.region.number <= number,
-            None => self.asking && self.number == number,
-        }
+        self.regions().any(|region| region.number <= number)
+            || self.asking > 0 && self.number == number
     }
 
     /// Whether something is on its way, rather than that a read asks.
@@ -309,14 +323,14 @@ impl Recogniser {
         self.patience = (self.patience + change).clamp(0, PATIENCE_MAX);
         if is_stuck {
             // Perhaps the read that asks has given up.
-            self.asking = false;
+            self.asking = 0;
         }
     }
 
     /// A read was answered: with a value of some bytes that is at a place, or without, or not at
     /// all.
     pub fn answered(&mut self, found: Option<(Place, usize)>) {
-        self.asking = false;
+        self.asking = self.asking.saturating_sub(1);
         let Some((place, bytes)) = found else { return };
         let bytes = bytes as u64;
         self.note_end(place.file, place.offset.saturating_add(bytes));
@@ -367,7 +381,7 @@ impl Recogniser {
         let parts = self.parts();
         let is_local = match count {
             ..=SAMPLES_SOON => parts * 2 <= count,
-            _ => count == SAMPLES && parts * 12 <= count * 5,
+            _ => count == SAMPLES && parts * 3 <= count,
         };
         if is_local {
             self.samples_min = SAMPLES_MIN;
@@ -430,11 +444,11 @@ impl Recogniser {
         self.pause = (self.pause * 2).min(PAUSE_MAX);
         self.patience = 0;
         self.ahead = None;
-        for region in std::mem::take(&mut self.queue) {
-            self.add_credit(region.end - region.from);
+        for Region { from, end, .. } in std::mem::take(&mut self.queue) {
+            self.add_credit(end.offset - from.offset);
         }
         if let Some(stretch) = &mut self.stretch {
-            let left = stretch.region.end.saturating_sub(stretch.next);
+            let left = stretch.left();
             stretch.next = stretch.region.end;
             self.add_credit(left);
         }
@@ -443,8 +457,12 @@ impl Recogniser {
 
     /// Whether the value at a place is being fetched, or will be.
     fn comes(&self, place: Place) -> bool {
-        let now = self.stretch.as_ref().map(|stretch| &stretch.region);
-        now.into_iter().chain(&self.queue).any(|region| region.has(place))
+        self.regions().any(|region| region.has(place))
+    }
+
+    /// The region that is being fetched, and those that wait.
+    fn regions(&self) -> impl Iterator<Item = &Region> {
+        self.stretch.iter().map(|stretch| &stretch.region).chain(&self.queue)
     }
 
     /// Whether a chunk was fetched, and is in the cache still.
@@ -474,12 +492,13 @@ impl Recogniser {
         if size == 0 || self.queue.len() >= QUEUE_MAX {
             return;
         }
-        let from = place.offset / size * size;
-        let end = from.saturating_add(size);
+        let offset = place.offset / size * size;
+        let from = Place { offset, ..place };
+        let end = Place { offset: offset.saturating_add(size), ..place };
         self.credit -= size;
         let number = self.number;
         self.number += 1;
-        self.queue.push_back(Region { number, file: place.file, from, end, early });
+        self.queue.push_back(Region { number, from, end, early });
         self.begin();
     }
 
@@ -506,26 +525,30 @@ impl Recogniser {
         bytes
     }
 
+    /// Begins the next stretch, without what is cached at its begin.
     fn begin(&mut self) {
-        if self.stretch.is_some() {
-            return;
+        while self.stretch.is_none()
+            && let Some(region) = self.queue.pop_front()
+        {
+            let next = region.from;
+            self.stretch = Some(Stretch { region, next, on_the_way: 0, arrived: 0, records: 0 });
+            self.skip_cached();
+            if let Some(stretch) = &mut self.stretch {
+                stretch.region.from = stretch.next;
+            }
+            self.stretch.take_if(|stretch| stretch.left() == 0);
         }
-        let Some(region) = self.queue.pop_front() else { return };
-        self.stretches += 1;
-        let next = region.from;
-        self.stretch = Some(Stretch { region, next, on_the_way: 0, arrived: 0, records: 0 });
-        self.skip_cached();
     }
 
     /// Leaves out chunks that are in the cache.
     fn skip_cached(&mut self) {
         let Some(stretch) = &self.stretch else { return };
-        let (file, from, end) = (stretch.region.file, stretch.next, stretch.region.end);
+        let (from, end) = (stretch.next, stretch.region.end);
         let mut next = from;
-        while next < end && self.is_cached((file, next / CHUNK_BYTES)) {
-            next += CHUNK_BYTES;
+        while next < end && self.is_cached(next.chunk()) {
+            next.offset += CHUNK_BYTES;
         }
-        self.add_credit(next - from);
+        self.add_credit(next.offset - from.offset);
         if let Some(stretch) = &mut self.stretch {
             stretch.next = next;
         }
@@ -534,8 +557,7 @@ impl Recogniser {
     /// Ends the stretch if all of it has arrived, and begins the next one.
     fn end(&mut self) -> Option<Stretch> {
         self.skip_cached();
-        let is_over =
-            |stretch: &mut Stretch| stretch.on_the_way == 0 && stretch.next >= stretch.region.end;
+        let is_over = |stretch: &mut Stretch| stretch.on_the_way == 0 && stretch.left() == 0;
         let over = self.stretch.take_if(is_over)?;
         self.begin();
         self.has_looked &= self.stretch.is_some();
@@ -544,14 +566,17 @@ impl Recogniser {
 
     /// The next chunk to ask for, if one may be on its way now.
     pub fn next(&mut self) -> Option<Chunk> {
-        while self.end().is_some() {}
+        self.end();
         let stretch = self.stretch.as_mut()?;
-        if stretch.on_the_way >= WINDOW || stretch.next >= stretch.region.end {
+        if stretch.on_the_way >= WINDOW || stretch.left() == 0 {
             return None;
         }
-        let Region { number, file, .. } = stretch.region;
-        let chunk = Chunk { stretch: number, file, from: stretch.next };
-        stretch.next += CHUNK_BYTES;
+        if stretch.on_the_way + stretch.arrived == 0 {
+            self.stretches += 1;
+        }
+        let place = stretch.next;
+        let chunk = Chunk { stretch: stretch.region.number, file: place.file, from: place.offset };
+        stretch.next.offset += CHUNK_BYTES;
         stretch.on_the_way += 1;
         // As long as what is stored is new, there are about as many as the cache holds.
         let most = 2 * self.cache_bytes / CHUNK_BYTES;
@@ -565,14 +590,13 @@ impl Recogniser {
                 self.is_fetched.remove(&oldest);
             }
         }
-        let number = (file, chunk.from / CHUNK_BYTES);
-        self.fetched.push_back((number, self.stored));
-        self.is_fetched.insert(number, self.stored);
+        self.fetched.push_back((place.chunk(), self.stored));
+        self.is_fetched.insert(place.chunk(), self.stored);
         Some(chunk)
     }
 
-    /// A chunk has arrived with some records; the file has more after it, or not.
-    pub fn arrived(&mut self, chunk: Chunk, records: usize, has_more: bool) -> Arrival {
+    /// A chunk has arrived with some records.
+    pub fn arrived(&mut self, chunk: Chunk, records: usize, after: After) -> Arrival {
         let mut arrival = Arrival::default();
         let Some(stretch) = self.stretch.as_mut().filter(|s| s.region.number == chunk.stretch)
         else {
@@ -582,33 +606,53 @@ impl Recogniser {
         stretch.arrived += 1;
         stretch.records += records as u64;
         arrival.look = stretch.arrived.is_multiple_of(CHUNKS_BETWEEN_LOOKS);
-        if !has_more {
-            let left = stretch.region.end.saturating_sub(stretch.next);
-            stretch.next = stretch.region.end;
-            self.add_credit(left);
+        // Others beyond the end of the file may be on their way.
+        let is_last = chunk.file == stretch.next.file && after != After::More;
+        match after {
+            After::File(file) if is_last && file > chunk.file => {
+                let end = chunk.from.saturating_add(CHUNK_BYTES);
+                let left = stretch.region.end.offset.saturating_sub(end);
+                stretch.next = Place { file, offset: 0 };
+                stretch.region.end = Place { file, offset: left };
+            }
+            _ if is_last => {
+                let left = stretch.left();
+                stretch.next = stretch.region.end;
+                self.add_credit(left);
+            }
+            _ => {}
         }
         if records == 0 {
             // Perhaps nothing is written there yet.
             self.is_fetched.remove(&(chunk.file, chunk.from / CHUNK_BYTES));
-        } else if has_more {
+        } else if after == After::More {
             self.note_end(chunk.file, chunk.from.saturating_add(CHUNK_BYTES));
         }
         let Some(Stretch { region, records, .. }) = self.end() else { return arrival };
         arrival.look = true;
-        let before = self.last.replace(region).filter(|before| before.file == region.file);
-        self.ahead = match before {
-            Some(before) if before.end == region.from && has_more => Some(region.end),
-            Some(before) if before.from == region.end => region.from.checked_sub(1),
+        self.ahead = match self.last.replace(region) {
+            Some(before) if before.end == region.from && after != After::Nothing => {
+                Some(region.end)
+            }
+            Some(before) if before.from == region.end => self.before(region.from),
             _ => None,
         }
-        .filter(|_| self.mood != Mood::Scattered)
-        .map(|offset| Place { file: region.file, offset });
+        .filter(|_| self.mood != Mood::Scattered);
         if self.ahead.is_some() {
             // Half of it was used, or of the one before if it came early.
             let records = records as i64;
             arrival.next_after = Some(if region.early { records } else { records / 2 });
         }
         arrival
+    }
+
+    /// The place before another, in the file before if that is known.
+    fn before(&self, place: Place) -> Option<Place> {
+        if let Some(offset) = place.offset.checked_sub(1) {
+            return Some(Place { offset, ..place });
+        }
+        let (&file, end) = self.files.range(..place.file).next_back()?;
+        Some(Place { file, offset: end.checked_sub(1)? })
     }
 
     /// The next stretch in the direction of the last two is due.
@@ -641,7 +685,7 @@ impl Recogniser {
         self.samples_min = SAMPLES_FIRST;
         // Reads that wait stop.
         self.number += 1;
-        self.asking = false;
+        self.asking = 0;
     }
 }
 
@@ -710,7 +754,8 @@ mod tests {
                 self.fetched += CHUNK_BYTES;
                 self.chunks.insert(chunk.from / CHUNK_BYTES);
                 let records = (CHUNK_BYTES / VALUE) as usize;
-                if let Some(after) = self.recogniser.arrived(chunk, records, true).next_after {
+                if let Some(after) = self.recogniser.arrived(chunk, records, After::More).next_after
+                {
                     self.due = Some(self.uses + after);
                 }
             }
@@ -769,7 +814,8 @@ mod tests {
         Arrived { stretch: u64, file: u64, from: u64 },
     }
 
-    /// What the cache holds: the oldest goes first, with a second chance if it was read again.
+    /// What the cache holds: the oldest goes first, with a second chance for some that were read
+    /// again.
     #[derive(Clone)]
     struct Model {
         bytes: u64,
@@ -778,6 +824,7 @@ mod tests {
         stamps: Vec<u64>,
         order: VecDeque<usize>,
         stored: u64,
+        chances: f64,
     }
 
     const ENTRY: u64 = VALUE + 30;
@@ -790,9 +837,12 @@ mod tests {
             self.append(value, state);
             while self.order.len() as u64 * ENTRY > self.bytes {
                 let old = self.order.pop_front().unwrap();
+                // As many as a shard keeps of a segment.
+                self.chances = (self.chances + 0.25).min(64.0);
                 match self.state[old] {
                     // It keeps its stamp.
-                    3 => {
+                    3 if self.chances >= 1.0 => {
+                        self.chances -= 1.0;
                         self.order.push_back(old);
                         self.state[old] = 2;
                         self.stored += ENTRY;
@@ -810,14 +860,14 @@ mod tests {
         }
     }
 
-    /// As the node lays them out: files of an eighth of all, but of 4 to 256 MiB.
+    /// As the node lays them out: files of a 32nd of all, but of 4 to 16 MiB.
     fn places(count: usize) -> Vec<Place> {
         let (mut file, mut offset, mut length, mut all) = (10, 0, 4 * MIB, 0);
         let mut places = Vec::with_capacity(count);
         for _ in 0..count {
             if offset + VALUE + 40 > length {
                 (file, offset) = (file + 3, 0);
-                length = (all / 8).clamp(4 * MIB, 256 * MIB);
+                length = (all / 32).clamp(4 * MIB, 16 * MIB);
             }
             places.push(Place { file, offset: offset + 40 });
             offset += VALUE + 40;
@@ -842,6 +892,7 @@ mod tests {
                 stamps: vec![0; values],
                 order: VecDeque::new(),
                 stored: 0,
+                chances: 0.0,
             };
             Race {
                 recogniser: Recogniser::new(10 << 20, cache_bytes as usize),
@@ -979,9 +1030,13 @@ mod tests {
                         let end = self.places.partition_point(|p| begins(p) < end);
                         (first..end).for_each(|value| self.cache.insert(value, 1));
                         self.recogniser.stored(self.cache.stored);
-                        let has_more = self.places.get(end).is_some_and(|p| p.file == file);
+                        let after = match self.places.get(end) {
+                            Some(next) if next.file == file => After::More,
+                            Some(next) => After::File(next.file),
+                            None => After::Nothing,
+                        };
                         let chunk = Chunk { stretch, file, from };
-                        let arrival = self.recogniser.arrived(chunk, end - first, has_more);
+                        let arrival = self.recogniser.arrived(chunk, end - first, after);
                         if let Some(after) = arrival.next_after {
                             self.due = Some(self.uses + after);
                         }
@@ -1134,7 +1189,7 @@ mod tests {
         // The file ends.
         for chunk in chunks {
             assert!(recogniser.is_coming(number));
-            recogniser.arrived(chunk, 5, false);
+            recogniser.arrived(chunk, 5, After::Nothing);
         }
         assert!(!recogniser.is_coming(number));
         // One asks, the others wait whether it begins a stretch.
@@ -1155,7 +1210,7 @@ mod tests {
             let mut from = Vec::new();
             while let Some(chunk) = recogniser.next() {
                 from.push(chunk.from / CHUNK_BYTES);
-                recogniser.arrived(chunk, 5, true);
+                recogniser.arrived(chunk, 5, After::More);
             }
             from
         };
@@ -1180,6 +1235,49 @@ mod tests {
     }
 
     #[test]
+    fn a_region_goes_on_in_the_next_file_for_as_many_bytes_as_it_has_left() {
+        let mut recogniser = Recogniser::new(1 << 20, 100 << 20);
+        let credit = recogniser.credit;
+        (0..2).for_each(|n| recogniser.answered(Some((Place { file: 1, offset: n }, 100))));
+        let mut asked = Vec::new();
+        while let Some(chunk) = recogniser.next() {
+            asked.push((chunk.file, chunk.from / CHUNK_BYTES));
+            // The first file has two chunks, the second one, and the third ends, too.
+            let after = match (chunk.file, chunk.from / CHUNK_BYTES) {
+                (1, 0) => After::More,
+                (1, 1) => After::File(5),
+                (5, 0) => After::File(7),
+                _ => After::Nothing,
+            };
+            recogniser.arrived(chunk, 5, after);
+        }
+        assert_eq!(asked, [(1, 0), (1, 1), (5, 0), (7, 0)]);
+        assert_eq!((recogniser.stretches, credit - recogniser.credit), (1, 1 << 20));
+        assert!(recogniser.is_cached((5, 0)) && !recogniser.is_cached((5, 1)));
+    }
+
+    /// Whatever a server says, a region ends after as many chunks as it has.
+    #[test]
+    fn a_server_that_names_files_without_end_is_asked_for_one_region() {
+        for next in [|file: u64| file + 1, |file| file, |file| file - 1] {
+            let mut recogniser = Recogniser::new(1 << 20, 100 << 20);
+            (0..2).for_each(|n| recogniser.answered(Some((Place { file: 9, offset: n }, 100))));
+            let mut chunks = VecDeque::new();
+            let mut asked = 0;
+            loop {
+                while let Some(chunk) = recogniser.next() {
+                    asked += 1;
+                    chunks.push_back(chunk);
+                }
+                let Some(chunk) = chunks.pop_front() else { break };
+                recogniser.arrived(chunk, 0, After::File(next(chunk.file)));
+            }
+            assert!(asked <= 16, "{asked}");
+            assert!(recogniser.stretch.is_none());
+        }
+    }
+
+    #[test]
     fn a_link_that_ends_leaves_nothing_behind() {
         let place = |offset| Some((Place { file: 1, offset }, 100));
         let mut recogniser = Recogniser::new(10 << 20, 100 << 20);
@@ -1189,7 +1287,7 @@ mod tests {
         recogniser.reset();
         assert!(!recogniser.is_coming(number));
         assert_eq!(recogniser.next(), None);
-        assert_eq!(recogniser.arrived(chunk, 1, true), Arrival::default());
+        assert_eq!(recogniser.arrived(chunk, 1, After::More), Arrival::default());
         recogniser.answered(place(0));
         assert_eq!(recogniser.next(), None);
         recogniser.answered(place(1));

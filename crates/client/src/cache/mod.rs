@@ -45,7 +45,7 @@ use tokio::sync::Notify;
 use crate::mutant::{Mutant, is};
 use crate::options::Options;
 
-use self::ahead::{Arrival, Mood, Recogniser};
+use self::ahead::{After, Arrival, Mood, Recogniser};
 pub(crate) use self::ahead::{CHUNK_BYTES, Chunk, Place, Turn, WAITS_MAX};
 use self::index::Index;
 pub(crate) use self::index::{INDEX_BYTES_MIN, Page};
@@ -716,9 +716,13 @@ impl Cache {
         }
         ahead.values.fetch_add(records as u64, Ordering::Relaxed);
         ahead.stored.fetch_add(stored, Ordering::Relaxed);
-        let has_more = matches!(words.first(), Some(Reply::Integer(next)) if *next > 0);
+        let after = match words.as_slice() {
+            [Reply::Integer(1..), ..] => After::More,
+            [_, Reply::Integer(file @ 1..), ..] => After::File(*file as u64),
+            _ => After::Nothing,
+        };
         let mut recogniser = ahead.recogniser();
-        let Arrival { look, next_after } = recogniser.arrived(fetch.chunk, records, has_more);
+        let Arrival { look, next_after } = recogniser.arrived(fetch.chunk, records, after);
         drop(recogniser);
         if let Some(after) = next_after {
             let before = ahead.due_before.load(Ordering::Relaxed);

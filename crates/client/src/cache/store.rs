@@ -4,7 +4,7 @@
 //! has eight bytes for each slot: where the entry is, and 32 bits of its key's hash. There is no
 //! allocation for an entry. When the budget is used up, the oldest segment is taken out whole;
 //! entries of it that were read since they were written are appended again (a second chance), up to
-//! half a segment.
+//! a quarter of a segment: more would displace what was fetched lately and is not read yet.
 //!
 //! Overhead per entry: 6 bytes of header, up to 3 to align it, and 9 to 14 of the index, which
 //! grows by half when it is seven eighths full. What a full segment has left over is given back. An
@@ -356,7 +356,7 @@ impl Store {
                 {
                     self.free_slot(slot);
                     self.bytes_cached -= header.payload();
-                    let chance = again_bytes + header.size() <= self.segment_bytes / 2;
+                    let chance = again_bytes + header.size() <= self.segment_bytes / 4;
                     if header.word & VISITED != 0 && chance {
                         again_bytes += header.size();
                         again.push((tag, offset));

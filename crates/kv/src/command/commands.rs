@@ -321,6 +321,8 @@ pub struct StretchQuery {
     pub from: u64,
     /// The number of bytes, at most [`StretchQuery::BYTES_MAX`].
     pub bytes: usize,
+    /// The reply tells the file that was written after this one.
+    pub tells_next: bool,
 }
 
 impl StretchQuery {

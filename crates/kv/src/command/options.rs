@@ -175,7 +175,12 @@ pub(super) fn stretch(args: Args<'_>) -> Result<StretchQuery, Refusal<'_>> {
         Err(_) => Err(Refusal::Text("ERR file, from and bytes must not be negative")),
     };
     let bytes = usize::try_from(number(3)?).unwrap_or(usize::MAX).min(StretchQuery::BYTES_MAX);
-    Ok(StretchQuery { file: number(1)?, from: number(2)?, bytes })
+    let tells_next = match args.len() {
+        4 => false,
+        5 if args.get(4).eq_ignore_ascii_case(b"NEXT") => true,
+        _ => return Err(Refusal::SYNTAX),
+    };
+    Ok(StretchQuery { file: number(1)?, from: number(2)?, bytes, tells_next })
 }
 
 pub(super) fn index(args: Args<'_>) -> Result<IndexQuery<'_>, Refusal<'_>> {

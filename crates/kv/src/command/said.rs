@@ -31,7 +31,7 @@ pub enum Said {
 }
 
 /// The version of the `MR` commands. A later one has all of an earlier one's commands and replies.
-const EXTENSIONS_VERSION: i64 = 3;
+const EXTENSIONS_VERSION: i64 = 4;
 
 /// `LATENCY DOCTOR`.
 pub(crate) const LATENCY: &str = "Latency is not sampled here: latency-monitor-threshold is 0. SLOWLOG has slow commands, \

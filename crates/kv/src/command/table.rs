@@ -1084,7 +1084,7 @@ pub static TABLE: &[Spec] = &[
     Spec::new(
         CommandId::MrStretch,
         "mr.stretch",
-        4,
+        -4,
         "generic",
         "Reads the present keys and values of a part of a blob file, in the order of their writes",
     )
@@ -1095,6 +1095,7 @@ pub static TABLE: &[Spec] = &[
         Argument::new("file", "integer"),
         Argument::new("from", "integer"),
         Argument::new("bytes", "integer"),
+        Argument::word("next", "NEXT").flagged(OPTIONAL),
     ]),
     Spec::new(CommandId::Mset, "mset", -3, "string", "Sets several values at once")
         .since("1.0.1")

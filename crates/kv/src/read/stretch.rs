@@ -31,7 +31,8 @@ const BYTES_AT_ONCE: usize = 16 << 10;
 
 const MANY: &str = "ERR too many connections of this core have stretches that are tracked";
 
-/// Makes the reply: where to go on, or 0 at the end of the file, and frames of records.
+/// Makes the reply: where to go on, or 0 at the end of the file; the file to go on in then, if that
+/// is asked for; and frames of records.
 pub(crate) async fn read(
     state: &Rc<CoreState>,
     client: &Client,
@@ -40,19 +41,27 @@ pub(crate) async fn read(
     protocol: Protocol,
 ) -> Vec<u8> {
     let mut reply = Vec::new();
-    let StretchQuery { file, from, bytes } = query;
-    let stretch = match state.reader.stretch(state.family, file, from, bytes).await {
-        Ok(Some(stretch)) => stretch,
-        Ok(None) => {
-            let mut writer = Writer::new(&mut reply, protocol);
-            writer.array(1);
-            writer.integer(0);
-            return reply;
-        }
+    let StretchQuery { file, from, bytes, tells_next } = query;
+    let stretch = state.reader.stretch(state.family, file, from, bytes).await;
+    let found = stretch.and_then(|it| Ok((it, state.reader.next_blob_file(state.family, file)?)));
+    let (stretch, next_file) = match found {
+        Ok(found) => found,
         Err(error) => {
             write_error(&error, &mut Writer::new(&mut reply, protocol));
             return reply;
         }
+    };
+    let begin = |reply: &mut Vec<u8>, next: u64, frames: usize| {
+        let mut writer = Writer::new(reply, protocol);
+        writer.array(1 + usize::from(tells_next) + frames);
+        writer.integer(next as i64);
+        if tells_next {
+            writer.integer(next_file.unwrap_or_default() as i64);
+        }
+    };
+    let Some(stretch) = stretch else {
+        begin(&mut reply, 0, 0);
+        return reply;
     };
     let records: Vec<StretchRecord<'_>> = stretch.records().filter(fits).collect();
     let mut present = Vec::with_capacity(records.len());
@@ -82,9 +91,7 @@ pub(crate) async fn read(
     let length: usize = present.iter().map(size).sum();
     reply.reserve(length + 16 * (frames.len() + 2));
     let next = from.saturating_add(bytes as u64);
-    let mut writer = Writer::new(&mut reply, protocol);
-    writer.array(1 + frames.len());
-    writer.integer(if stretch.has_more { next as i64 } else { 0 });
+    begin(&mut reply, if stretch.has_more { next } else { 0 }, frames.len());
     let mut step = BYTES_AT_ONCE;
     for frame in frames {
         let bytes = frame.iter().map(size).sum();

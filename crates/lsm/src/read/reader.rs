@@ -228,6 +228,18 @@ impl Reader {
         stretch::read(&context, family, file, from, bytes).await
     }
 
+    /// The number of the blob file that was written after another, if there is one. Several cores
+    /// write files of their own at the same time.
+    ///
+    /// # Errors
+    /// There is no such family.
+    pub fn next_blob_file(&self, family: CfId, file: u64) -> Result<Option<u64>> {
+        let (context, _) = self.now(None)?;
+        let blobs = &context.view.version.family(family)?.blobs;
+        let next = blobs.partition_point(|(number, _)| *number <= file);
+        Ok(blobs.get(next).map(|(number, _)| *number))
+    }
+
     /// Which of many keys exist: as [`Reader::multi_get`], but a value in a blob file or in an
     /// uncompressed block need not fit into memory.
     pub async fn contains(&self, family: CfId, keys: &[&[u8]]) -> Vec<Result<bool>> {
