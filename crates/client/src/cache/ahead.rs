@@ -609,7 +609,7 @@ impl Recogniser {
         // Others beyond the end of the file may be on their way.
         let is_last = chunk.file == stretch.next.file && after != After::More;
         match after {
-            After::File(file) if is_last && file > chunk.file => {
+            After::File(file) if is_last && file > chunk.file && self.mood != Mood::Scattered => {
                 let end = chunk.from.saturating_add(CHUNK_BYTES);
                 let left = stretch.region.end.offset.saturating_sub(end);
                 stretch.next = Place { file, offset: 0 };

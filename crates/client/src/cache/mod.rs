@@ -658,9 +658,9 @@ impl Cache {
         }
         let found = found.and_then(|(place, bytes)| Some((place?, bytes)));
         let has_begun = ahead.change(|recogniser| {
-            let before = recogniser.stretches;
+            let was_fetching = recogniser.is_fetching();
             recogniser.answered(found);
-            recogniser.stretches != before
+            recogniser.is_fetching() && !was_fetching
         });
         if has_begun {
             ahead.due_before.store(ahead.uses.load(Ordering::Relaxed) as i64, Ordering::Relaxed);
