@@ -350,30 +350,26 @@ fn crashed_with_a_value_in_a_log(name: &str) -> PathBuf {
     })
 }
 
-fn has_last_key(dir: &Path) {
+/// The value of a key in this directory.
+fn value_of(dir: &Path, key: &'static [u8]) -> Option<Vec<u8>> {
     let path = dir.to_owned();
     on_one_core(move |core| {
         let path = path.clone();
         async move {
             let reader = opened(&core, &path).await.unwrap().attach(&core);
-            let found = reader.get(0, b"last", None).await.unwrap();
-            assert_eq!(found.as_deref(), Some(&[b'x'; 3000][..]));
+            reader.get(0, key, None).await.unwrap().map(|value| value.to_vec())
         }
-    });
+    })
+}
+
+fn has_last_key(dir: &Path) {
+    assert_eq!(value_of(dir, b"last").as_deref(), Some(&[b'x'; 3000][..]));
 }
 
 /// Both keys of this directory are there.
 fn has_both_keys(dir: &Path) {
-    let path = dir.to_owned();
-    on_one_core(move |core| {
-        let path = path.clone();
-        async move {
-            let reader = opened(&core, &path).await.unwrap().attach(&core);
-            let found = reader.get(0, b"last", None).await.unwrap();
-            assert_eq!(found.as_deref(), Some(&[b'x'; 3000][..]));
-            assert!(reader.get(0, b"first", None).await.unwrap().is_some());
-        }
-    });
+    has_last_key(dir);
+    assert!(value_of(dir, b"first").is_some());
 }
 
 /// A blob file is registered before a log refers to it: a MANIFEST that does not name it lost its
