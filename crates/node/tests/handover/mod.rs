@@ -46,6 +46,8 @@ const KINDS: usize = 13;
 const IMAGES: [&str; 2] = ["/disks/a.img", "/disks/b.img"];
 /// Longest time between two polls of a waiting guest.
 const IDLE_NS: u64 = 20_000_000;
+/// The longest time that a slow disk takes for a request.
+const STALL_MAX_NS: u64 = 6_000_000_000;
 /// How long a process that must end, or serve, may take.
 const PATIENCE_NS: u64 = 20_000_000_000;
 
@@ -412,7 +414,7 @@ impl Outside {
             KillOld => old.kill_after(turns),
             KillNew => new.kill_after(turns),
             SlowDisk | KillOldBetween | KillNewBetween | KillOldUnderWay | KillNewUnderWay => {
-                let slow = FaultKind::Stall(100_000_000..6_000_000_000);
+                let slow = FaultKind::Stall(100_000_000..STALL_MAX_NS);
                 let image = IMAGES[self.rng.index(self.machines.len())];
                 self.world.add_fault(Fault::new(slow).of(Access::Write).on(image).chance(300_000));
             }
@@ -605,8 +607,13 @@ impl Outside {
         }
         self.since_ns = self.core.now_ns();
         self.machines.iter().for_each(|machine| machine.guest.borrow_mut().ends = true);
-        let end_ns = self.core.now_ns() + END_NS;
+        // A slow request may be slow again when the last node resubmits it.
+        let end_ns = self.core.now_ns() + END_NS + 2 * STALL_MAX_NS;
         while self.in_flight() > 0 {
+            if self.nodes.is_empty() {
+                // It was killed by an earlier order.
+                self.start().await;
+            }
             let lost = self.in_flight();
             assert!(self.core.now_ns() < end_ns, "{lost} requests are lost");
             self.step().await;
