@@ -50,6 +50,14 @@ pub fn run(command: DiskCommand) -> Result<(), Failure> {
             })
         }
         DiskCommand::Limit { words, group, node } => limit(&words, group, &node),
+        DiskCommand::Resume { name, node } => {
+            call(&node, &Request::DiskResume { name: name.clone() }, |result| {
+                match result["was_paused"].as_bool() {
+                    Some(true) => format!("disk {name} goes on"),
+                    _ => format!("disk {name} has not paused"),
+                }
+            })
+        }
         DiskCommand::Stat { name, node } => stat(name, &node),
     }
 }
@@ -129,6 +137,7 @@ fn list(node: &NodeArgs) -> Result<(), Failure> {
     for disk in array(&result, "disks") {
         let guest = match (absent(disk), disk["connected"].as_bool()) {
             (Some((kind, _)), _) => kind,
+            _ if disk["paused"] == true => "paused",
             (_, Some(true)) => "connected",
             _ => "-",
         };

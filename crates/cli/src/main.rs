@@ -13,6 +13,7 @@ mod answer;
 mod args;
 mod bench;
 mod disk;
+mod events;
 mod failure;
 mod kv;
 mod output;
@@ -58,6 +59,7 @@ fn run(command: Command) -> Result<Verdict, Failure> {
         Command::Serve(args) => serve::run(args)?,
         Command::Kv { command } => return crate::kv::run(command),
         Command::Disk { command } => disk::run(command)?,
+        Command::Events(args) => events::run(&args)?,
         Command::Top(args) => top::run(&args)?,
         Command::Upgrade(args) => upgrade::run(args)?,
         Command::Bench(args) => bench::run(args)?,

@@ -82,6 +82,23 @@ pub enum Request {
         #[serde(default)]
         shrink: bool,
     },
+    /// Lets a disk go on that has paused because its device has failed a request.
+    DiskResume {
+        /// The disk's name.
+        name: String,
+    },
+    /// What has happened to the node and its disks.
+    Events {
+        /// The log in which the reader has read.
+        #[serde(default)]
+        log: Option<String>,
+        /// The number of the last event that it has read there.
+        #[serde(default)]
+        after: u64,
+        /// Wait for an event for a while, if there is none.
+        #[serde(default)]
+        wait: bool,
+    },
     /// The limits of all disks and groups that have any.
     DiskLimits,
     /// Changes the limits of a disk, or of a group of disks.
@@ -187,8 +204,8 @@ impl Request {
     /// Whether it changes nothing and its answer stands for itself, so that it may be sent again
     /// when none came.
     pub fn only_looks(&self) -> bool {
-        use Request::{CompactionStatus, DiskLimits, DiskList, DiskStat};
-        matches!(self, DiskList | DiskStat { .. } | DiskLimits | CompactionStatus)
+        use Request::{CompactionStatus, DiskLimits, DiskList, DiskStat, Events};
+        matches!(self, DiskList | DiskStat { .. } | DiskLimits | CompactionStatus | Events { .. })
     }
 
     fn parse(line: &[u8]) -> Result<Request, Error> {
@@ -444,6 +461,8 @@ mod tests {
             Request::DiskAttach { disk },
             Request::DiskDetach { name: "a".into(), force: true },
             Request::DiskResize { name: "a".into(), size_bytes: 1 << 40, shrink: false },
+            Request::DiskResume { name: "a".into() },
+            Request::Events { log: Some("ab".into()), after: 7, wait: true },
             Request::FilesHold { log_bytes_max: 1 << 20 },
             Request::FilesRenew { hold: 7 },
             Request::FilesRelease { hold: 7 },

@@ -140,17 +140,19 @@ fn check_disk_spec(spec: &DiskSpec) {
 /// A disk as written on the command line.
 fn written(spec: &DiskSpec) -> String {
     let quoted = |text: &str| text.bytes().map(|byte| format!("%{byte:02x}")).collect::<String>();
-    let DiskSpec { name, uri, socket, queues, serial } = spec;
+    let DiskSpec { name, uri, socket, queues, serial, on_error } = spec;
     let socket = socket.to_str().expect("it was text");
     let serial = serial.as_deref().map(|serial| format!("serial={}", quoted(serial)));
     let (name, socket, serial) = (quoted(name), quoted(socket), serial.unwrap_or_default());
-    format!("name={name} uri={uri} socket={socket} queues={queues} {serial}")
+    let on_error = serde_json::to_value(on_error).expect("a word");
+    let on_error = on_error.as_str().expect("a word").to_owned();
+    format!("name={name} uri={uri} socket={socket} queues={queues} {serial} on_error={on_error}")
 }
 
 fn disk_spec_seeds() -> Vec<Vec<u8>> {
     let seeds = [
         "name=vm1 uri=file:vm%201.img?engine=uring&write=cached socket=/run/a%20b.sock queues=2",
-        "name=a uri=null:1G socket=s serial=x%25y",
+        "name=a uri=null:1G socket=s serial=x%25y on_error=pause",
         "name=a uri=dirty:granule=4K|delay:all=1ms|file:vm.img?engine=aio socket=a.sock",
         "name = 'a'\nuri = 'mem:1G'\nsocket = '/a.sock'\nqueues = 4\nserial = 'x y'\n",
     ];

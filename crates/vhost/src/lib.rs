@@ -27,8 +27,11 @@ pub use ring::request::{DATA_MAX, Disk, Finished, Request, SEGMENTS_MAX, SERIAL_
 pub use ring::split::SplitRing;
 pub use ring::{F_EVENT_IDX, F_INDIRECT_DESC, F_RING_PACKED, Fault, Recovered, Ring, Setup};
 pub use target::door::Door;
+pub use target::observer::{DiskEvent, observe};
 #[cfg(feature = "testing")]
 #[doc(hidden)]
 pub use target::standalone;
 pub use target::stats::{Counter, KindStats, LATENCY_BUCKETS, Latency, QueueStats};
-pub use target::{Export, Target, TargetOptions, WriteCacheStore, limit_groups, set_group_limits};
+pub use target::{
+    Export, OnError, Target, TargetOptions, WriteCacheStore, limit_groups, set_group_limits,
+};

@@ -21,7 +21,7 @@ pub use self::copies::{
 };
 pub use self::families::{FamiliesCommand, FamiliesPlace};
 pub use self::kv::{Entries, KvCommand, Source, Target};
-pub use self::node::{DiskCommand, NodeArgs, TopArgs, UpgradeArgs};
+pub use self::node::{DiskCommand, EventsArgs, NodeArgs, TopArgs, UpgradeArgs};
 pub use self::serve::ServeArgs;
 
 /// Serves and reads RocksDB databases at the disk's speed.
@@ -67,6 +67,8 @@ pub enum Command {
         #[command(subcommand)]
         command: DiskCommand,
     },
+    /// Show what has happened to a running node and its disks, and follow what happens
+    Events(EventsArgs),
     /// Show the activity of a running node, second by second
     Top(TopArgs),
     /// Replace the program of a running node while guests run and clients are connected

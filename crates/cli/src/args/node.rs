@@ -51,11 +51,14 @@ pub enum DiskCommand {
         node: NodeArgs,
     },
     /// Add a disk to a running node: name=NAME uri=URI socket=PATH [queues=N] [serial=TEXT]
+    /// [on_error=WHAT]
     #[command(after_help = "Examples:\n  \
         millrace disk attach 'name=vm1 uri=file:vm1.img socket=vm1.sock queues=2'\n  \
         millrace disk attach 'name=scratch uri=mem:8G socket=/run/scratch.sock'\n\n\
         SPEC is the same as in serve --disk; relative paths start in the current directory. The \
-        node attaches the disk again after a restart, until it is detached.")]
+        node attaches the disk again after a restart, until it is detached. With on_error=pause a \
+        disk whose device fails a request stands still until `millrace disk resume`, instead of \
+        failing (report, the default).")]
     Attach {
         /// The disk.
         spec: DiskSpec,
@@ -120,6 +123,18 @@ pub enum DiskCommand {
         #[command(flatten)]
         node: NodeArgs,
     },
+    /// Let a disk go on that has paused because its device has failed a request
+    #[command(after_help = "Examples:\n  \
+        millrace disk resume vm1\n\n\
+        A disk with on_error=pause stands still when its device fails a request, for lack of space for \
+        example. This command makes it try again; make space first.")]
+    Resume {
+        /// The name of the disk.
+        name: String,
+        /// Which node to ask.
+        #[command(flatten)]
+        node: NodeArgs,
+    },
     /// Show what the disks of a running node have done
     #[command(after_help = "Examples:\n  \
         millrace disk stat\n  \
@@ -133,6 +148,26 @@ pub enum DiskCommand {
         #[command(flatten)]
         node: NodeArgs,
     },
+}
+
+/// `millrace events`.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  \
+    millrace events\n  \
+    millrace events --follow --disk vm1\n  \
+    millrace events --follow --json | jq -c 'select(.event == \"device-error\")'\n\n\
+    A node keeps its latest 1024 events, over upgrades and deaths of the node. With --follow the \
+    command waits for more, also while the node is restarted. docs/CLI.md lists the events.")]
+pub struct EventsArgs {
+    /// Wait for more events
+    #[arg(long, short)]
+    pub follow: bool,
+    /// Only events of this disk; may be repeated
+    #[arg(long, value_name = "NAME")]
+    pub disk: Vec<String>,
+    /// Which node to ask.
+    #[command(flatten)]
+    pub node: NodeArgs,
 }
 
 /// `millrace top`.

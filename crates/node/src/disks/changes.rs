@@ -5,6 +5,7 @@ use std::rc::Rc;
 use reactor::{Class, Core, timeout};
 
 use super::{Absent, DISKS_MAX, Disk, Disks, STOP_NS, Serving, ends};
+use crate::disks::events::What;
 use crate::disks::limits::{AllLimits, LimitChange};
 use crate::disks::spec::{self, DiskSpec};
 use crate::error::{Error, Kind};
@@ -110,7 +111,9 @@ impl Disks {
             resources.close(&spec).await;
             return Err(error);
         }
+        let (disk, uri) = (spec.name.clone(), spec.uri.clone());
         self.all.borrow_mut().push(Disk { spec, attached: true, serving: Ok(serving) });
+        self.report(core, What::Attached { disk, uri });
         Ok(resources.remembers())
     }
 
@@ -186,6 +189,7 @@ impl Disks {
         let gone = || self.with(name, leaves) != Some(true) || self.ended.get();
         let _ = timeout(core, STOP_NS + HOLDS_NS, self.changed.wait_until(gone)).await;
         tracing::info!(disk = %name, "detached a disk");
+        self.report(core, What::Detached { disk: name.to_owned() });
         let under_way = self.with(name, leaves) == Some(true);
         Ok(Detached { comes_back: !attached, under_way })
     }
@@ -212,6 +216,10 @@ impl Disks {
         limits.change(change).map_err(|what| Error::new(Kind::Usage, what))?;
         self.resources()?.change_limits(change).await?;
         self.limits.replace(limits.clone());
+        let (disk, group) = (change.name.clone(), change.group.clone());
+        // A disk's group is one of its limits.
+        let group = group.filter(|_| disk.is_none());
+        self.report(core, What::Limited { disk, group });
         match (&change.name, &change.group) {
             (Some(name), _) => {
                 // A disk that could not be opened gets its limits when it can.
@@ -230,12 +238,31 @@ impl Disks {
         Ok(limits)
     }
 
+    /// Lets a disk that has paused go on. Returns false if it has not paused.
+    ///
+    /// # Errors
+    /// When there is no disk of that name, or it is not served.
+    pub fn go_on(&self, core: &Core, name: &str) -> Result<bool, Error> {
+        let paused = self.target(name)?.go_on();
+        if paused {
+            tracing::info!(disk = %name, "the disk goes on");
+            self.report(core, What::Resumed { disk: name.to_owned() });
+        }
+        Ok(paused)
+    }
+
     /// Changes the size of a disk, in bytes, and tells its guest. Returns the old size. Suspends.
     ///
     /// # Errors
     /// When there is no disk of that name, the new size is smaller and `shrink` is not given, or
     /// the device cannot have it.
-    pub async fn resize(&self, name: &str, size_bytes: u64, shrink: bool) -> Result<u64, Error> {
+    pub async fn resize(
+        &self,
+        core: &Core,
+        name: &str,
+        size_bytes: u64,
+        shrink: bool,
+    ) -> Result<u64, Error> {
         let _change = self.change().await?;
         let target = self.target(name)?;
         let old = target.device().size_bytes();
@@ -252,6 +279,8 @@ impl Disks {
         let resized = target.resize(size_bytes).await;
         resized.map_err(|error| Error::new(Kind::System, format!("disk {name}: {error}")))?;
         tracing::info!(disk = %name, from = old, to = size_bytes, "resized a disk");
+        let disk = name.to_owned();
+        self.report(core, What::Resized { disk, old_size_bytes: old, size_bytes });
         Ok(old)
     }
 }

@@ -9,6 +9,7 @@
 
 pub(crate) mod arrivals;
 mod changes;
+pub(crate) mod events;
 pub(crate) mod limits;
 pub(crate) mod protocol;
 pub(crate) mod report;
@@ -25,6 +26,7 @@ use vhost::{Target, TargetOptions};
 
 pub(crate) use changes::Detached;
 
+use crate::disks::events::{EventLog, What};
 use crate::disks::limits::{AllLimits, Limits};
 use crate::disks::protocol::Named;
 use crate::disks::resources::{Ready, Resources};
@@ -75,6 +77,11 @@ impl std::fmt::Display for Absent {
             }
         })
     }
+}
+
+/// The event that a disk could not be opened.
+fn not_opened(spec: &DiskSpec, error: &Error) -> What {
+    What::NotOpened { disk: spec.name.clone(), why: error.to_string() }
 }
 
 /// The parts of a served disk.
@@ -135,7 +142,14 @@ impl Disks {
         let limits = resources.limits().await?.into();
         let takes_over = following.is_some();
         let following = following.unwrap_or_default();
-        let resources = Some(Rc::new(resources));
+        let resources = Rc::new(resources);
+        let told = Rc::downgrade(&resources);
+        vhost::observe(core, move |core, disk, event| {
+            if let Some(resources) = told.upgrade() {
+                resources.report(core, What::of_disk(disk, event));
+            }
+        });
+        let resources = Some(resources);
         let begun = taken.len() + following.len();
         let disks = Disks { resources, begun: begun.into(), limits, ..Disks::default() };
         let known = |spec: &DiskSpec| named.iter().find(|named| named.spec.name == spec.name);
@@ -164,6 +178,7 @@ impl Disks {
                 }
                 Err(error) if attached || takes_over => {
                     tracing::error!("{error}; it stays configured for the next start");
+                    disks.report(core, not_opened(&spec, &error));
                     Err(Absent::Failed(error.to_string()))
                 }
                 serving => Ok(serving?),
@@ -206,10 +221,23 @@ impl Disks {
             }
             let serving = self.serve(core, &spec).await.map_err(|error| {
                 tracing::error!("{error}");
+                self.report(core, not_opened(&spec, &error));
                 Absent::Failed(error.to_string())
             });
             self.all.borrow_mut().push(Disk { spec, attached, serving });
         }
+    }
+
+    /// Notes for operators what has happened.
+    pub fn report(&self, core: &Core, what: What) {
+        if let Some(resources) = &self.resources {
+            resources.report(core, what);
+        }
+    }
+
+    /// The events that this process keeps, if it has no launcher.
+    pub fn events(&self) -> Option<&EventLog> {
+        self.resources.as_ref()?.events()
     }
 
     /// Calls `look` with the disk of that name, if there is one.
@@ -435,6 +463,7 @@ pub(crate) fn options(spec: &DiskSpec, nth: usize) -> TargetOptions {
         serial: spec.serial().to_owned(),
         queues: spec.queues,
         first_core: nth,
+        on_error: spec.on_error.into(),
     }
 }
 

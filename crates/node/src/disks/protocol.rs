@@ -6,6 +6,7 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
+use crate::disks::events::What;
 use crate::disks::limits::LimitChange;
 use crate::disks::spec::DiskSpec;
 
@@ -37,6 +38,8 @@ pub(crate) enum ToLauncher {
     ChangeLimits { change: LimitChange },
     /// The node serves.
     Serving,
+    /// Something that operators may want to know has happened.
+    Event { what: What },
 }
 
 /// What a node learns at the start.

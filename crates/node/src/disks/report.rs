@@ -108,6 +108,7 @@ pub(crate) fn short(disk: &Disk) -> Value {
             value["size_bytes"] = geometry.size_bytes.into();
             value["read_only"] = geometry.read_only.into();
             value["connected"] = serving.target.is_connected().into();
+            value["paused"] = serving.target.is_paused().into();
         }
         Err(why) => value[kind(why)] = why.to_string().into(),
     }
@@ -185,7 +186,8 @@ pub(crate) fn metrics(text: &mut Exposition, disks: &Disks) {
     disks.each(|disk| {
         let gauges = disk.serving.as_ref().ok().map(|serving| {
             let target = &serving.target;
-            (target.device().size_bytes(), target.is_connected(), target.limits().0)
+            let states = [target.is_connected(), target.is_paused()];
+            (target.device().size_bytes(), states, target.limits().0)
         });
         names.push((disk.spec.name.clone(), gauges, sum(disk, |ring| &ring.depth)));
         counts.push(COUNTS.map(|(_, _, of)| sum(disk, of)));
@@ -202,10 +204,15 @@ pub(crate) fn metrics(text: &mut Exposition, disks: &Disks) {
     for (name, gauges, _) in &names {
         metric = metric.labelled(&[("disk", name)], gauges.map_or(0, |(size, ..)| size));
     }
-    metric = text.gauge("disk_connected", "1 while a virtual machine is connected to a disk");
-    for (name, gauges, _) in &names {
-        let connected = gauges.is_some_and(|(_, connected, _)| connected);
-        metric = metric.labelled(&[("disk", name)], u8::from(connected));
+    for (at, name, help) in [
+        (0, "disk_connected", "1 while a virtual machine is connected to a disk"),
+        (1, "disk_paused", "1 while a disk has paused because its device has failed a request"),
+    ] {
+        metric = text.gauge(name, help);
+        for (name, gauges, _) in &names {
+            let is = gauges.is_some_and(|(_, states, _)| states[at]);
+            metric = metric.labelled(&[("disk", name)], u8::from(is));
+        }
     }
     let mut limits = |name: &str, help: &str, of: fn(Rates) -> u64| {
         let mut metric = text.gauge(name, help);

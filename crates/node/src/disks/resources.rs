@@ -5,16 +5,18 @@
 //! it descriptors. A node that is not confined takes the same steps itself, with
 //! [`LocalResources`], on which the launcher works too.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
 use std::future::Future;
 use std::path::Path;
 use std::pin::Pin;
 use std::rc::Rc;
 
 use bdev::{Bdev, ErrorKind, Parts};
-use reactor::{Core, UnixListener};
+use reactor::{Class, Core, UnixListener};
 use vhost::Door;
 
+use crate::disks::events::{EventLog, What};
 use crate::disks::limits::{AllLimits, LimitChange};
 use crate::disks::protocol::{Named, Opened, ToLauncher};
 use crate::disks::spec::DiskSpec;
@@ -22,6 +24,9 @@ use crate::disks::state::State;
 use crate::error::{Error, Kind};
 use crate::ipc::channel::Channel;
 use crate::patience::{Exclusive, Patience, patiently};
+
+/// How many events wait for the launcher at most; more are left out.
+const OUTBOX_MAX: usize = 64;
 
 /// A disk that is ready to be served.
 pub(crate) struct Ready {
@@ -38,12 +43,18 @@ pub(crate) struct LocalResources {
     state: Option<State>,
     /// The limits of disks and groups, without a state directory.
     limits: RefCell<AllLimits>,
+    events: EventLog,
 }
 
 impl LocalResources {
     pub fn new(core: &Core, asked: &[DiskSpec], state: Option<State>) -> LocalResources {
-        let limits = RefCell::default();
-        LocalResources { core: core.clone(), asked: asked.to_vec(), state, limits }
+        let (limits, events) = (RefCell::default(), EventLog::new(core));
+        LocalResources { core: core.clone(), asked: asked.to_vec(), state, limits, events }
+    }
+
+    /// What has happened.
+    pub fn events(&self) -> &EventLog {
+        &self.events
     }
 
     /// Whether attached disks come back after a restart.
@@ -191,7 +202,14 @@ pub(crate) enum Resources {
     /// This process opens them; it may attach disks if the second field is true.
     Local(Box<LocalResources>, bool),
     /// The launcher opens them; attached disks come back if the second field is true.
-    Launcher(Rc<Channel>, bool),
+    Launcher(Rc<Channel>, bool, Outbox),
+}
+
+/// Events that are to be told to the launcher, in their order.
+#[derive(Default)]
+pub(crate) struct Outbox {
+    events: RefCell<VecDeque<What>>,
+    sending: Cell<bool>,
 }
 
 /// The future that stores a change of the write cache.
@@ -202,7 +220,7 @@ impl Resources {
     pub fn remembers(&self) -> bool {
         match self {
             Resources::Local(local, _) => local.remembers(),
-            Resources::Launcher(_, remembers) => *remembers,
+            Resources::Launcher(_, remembers, _) => *remembers,
         }
     }
 
@@ -220,11 +238,46 @@ impl Resources {
         }
     }
 
+    /// Notes for operators what has happened.
+    pub fn report(self: &Rc<Self>, core: &Core, what: What) {
+        let outbox = match &**self {
+            Resources::Local(local, _) => return local.events.note(what),
+            Resources::Launcher(.., outbox) => outbox,
+        };
+        let mut events = outbox.events.borrow_mut();
+        if events.len() < OUTBOX_MAX {
+            events.push_back(what.shortened());
+        }
+        if !outbox.sending.replace(true) {
+            let resources = self.clone();
+            core.spawn(Class::Control, async move { resources.send_events().await });
+        }
+    }
+
+    /// Tells the launcher what waits to be told.
+    async fn send_events(&self) {
+        let Resources::Launcher(channel, _, outbox) = self else { return };
+        let next = || outbox.events.borrow_mut().pop_front();
+        while let Some(what) = next() {
+            // A launcher of another version may not know it, or the launcher has ended.
+            let _ = channel.ask(&ToLauncher::Event { what }, &[]).await;
+        }
+        outbox.sending.set(false);
+    }
+
+    /// The events that this process keeps.
+    pub fn events(&self) -> Option<&EventLog> {
+        match self {
+            Resources::Local(local, _) => Some(&local.events),
+            Resources::Launcher(..) => None,
+        }
+    }
+
     /// The named disks. Suspends.
     pub async fn disks(&self) -> Result<Vec<Named>, Error> {
         match self {
             Resources::Local(local, _) => Ok(local.disks()),
-            Resources::Launcher(channel, _) => channel.ask(&ToLauncher::Disks, &[]).await?.read(),
+            Resources::Launcher(channel, ..) => channel.ask(&ToLauncher::Disks, &[]).await?.read(),
         }
     }
 
@@ -232,7 +285,7 @@ impl Resources {
     pub async fn open(&self, core: &Core, spec: &DiskSpec) -> Result<Ready, Error> {
         let channel = match self {
             Resources::Local(local, _) => return local.open(spec).await,
-            Resources::Launcher(channel, _) => channel,
+            Resources::Launcher(channel, ..) => channel,
         };
         let name = spec.name.clone();
         let answer = channel.ask(&ToLauncher::Open { name }, &[]).await?;
@@ -251,7 +304,7 @@ impl Resources {
         match self {
             Resources::Local(..) => remove(&spec.socket),
             // If the launcher has ended, nobody needs the name to be removed.
-            Resources::Launcher(channel, _) => {
+            Resources::Launcher(channel, ..) => {
                 let close = ToLauncher::Close { name: spec.name.clone() };
                 drop(channel.ask(&close, &[]).await);
             }
@@ -262,7 +315,7 @@ impl Resources {
     pub async fn keep(&self, spec: &DiskSpec) -> Result<(), Error> {
         match self {
             Resources::Local(local, _) => local.keep(spec).await,
-            Resources::Launcher(channel, _) => {
+            Resources::Launcher(channel, ..) => {
                 let keep = ToLauncher::Keep { name: spec.name.clone() };
                 channel.ask(&keep, &[]).await.map(drop)
             }
@@ -273,7 +326,7 @@ impl Resources {
     pub async fn forget(&self, spec: &DiskSpec) -> Result<(), Error> {
         match self {
             Resources::Local(local, _) => local.forget(spec).await,
-            Resources::Launcher(channel, _) => {
+            Resources::Launcher(channel, ..) => {
                 let forget = ToLauncher::Forget { name: spec.name.clone() };
                 channel.ask(&forget, &[]).await.map(drop)
             }
@@ -284,7 +337,7 @@ impl Resources {
     pub async fn limits(&self) -> Result<AllLimits, Error> {
         match self {
             Resources::Local(local, _) => Ok(local.limits()),
-            Resources::Launcher(channel, _) => channel.ask(&ToLauncher::Limits, &[]).await?.read(),
+            Resources::Launcher(channel, ..) => channel.ask(&ToLauncher::Limits, &[]).await?.read(),
         }
     }
 
@@ -292,7 +345,7 @@ impl Resources {
     pub async fn change_limits(&self, change: &LimitChange) -> Result<(), Error> {
         match self {
             Resources::Local(local, _) => local.change_limits(change).await,
-            Resources::Launcher(channel, _) => {
+            Resources::Launcher(channel, ..) => {
                 let change = ToLauncher::ChangeLimits { change: change.clone() };
                 channel.ask(&change, &[]).await.map(drop)
             }
@@ -305,7 +358,7 @@ impl Resources {
         Box::pin(async move {
             let kept = match &*resources {
                 Resources::Local(local, _) => local.keep_write_cache(&spec.socket, told).await,
-                Resources::Launcher(channel, _) => {
+                Resources::Launcher(channel, ..) => {
                     let keep = ToLauncher::WriteCache { name: spec.name, told };
                     channel.ask(&keep, &[]).await.map(drop)
                 }

@@ -35,6 +35,48 @@ pub struct DiskSpec {
     /// The serial number that the guest reads, instead of the name.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub serial: Option<String>,
+    /// What happens to requests that the device fails.
+    #[serde(rename = "on_error", default, skip_serializing_if = "OnError::is_default")]
+    pub on_error: OnError,
+}
+
+/// What a disk does with a request that its device fails, for lack of space or for any other
+/// reason.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum OnError {
+    /// The guest gets an error.
+    #[default]
+    Report,
+    /// The disk pauses until `millrace disk resume`, and then tries again.
+    Pause,
+    /// The guest is told that all is well.
+    Ignore,
+}
+
+impl OnError {
+    fn is_default(&self) -> bool {
+        *self == OnError::default()
+    }
+
+    fn parse(text: &str) -> Result<OnError, String> {
+        match text {
+            "report" => Ok(OnError::Report),
+            "pause" => Ok(OnError::Pause),
+            "ignore" => Ok(OnError::Ignore),
+            _ => Err(format!("on_error={text} must be report, pause or ignore")),
+        }
+    }
+}
+
+impl From<OnError> for vhost::OnError {
+    fn from(on_error: OnError) -> vhost::OnError {
+        match on_error {
+            OnError::Report => vhost::OnError::Report,
+            OnError::Pause => vhost::OnError::Pause,
+            OnError::Ignore => vhost::OnError::Ignore,
+        }
+    }
 }
 
 fn queues_default() -> u16 {
@@ -46,7 +88,7 @@ impl FromStr for DiskSpec {
 
     fn from_str(text: &str) -> Result<DiskSpec, String> {
         let (mut name, mut uri, mut socket) = (None, None, None);
-        let (mut queues, mut serial) = (None, None);
+        let (mut queues, mut serial, mut on_error) = (None, None, None);
         for word in text.split_ascii_whitespace() {
             let (key, value) = word
                 .split_once('=')
@@ -57,9 +99,10 @@ impl FromStr for DiskSpec {
                 "socket" => &mut socket,
                 "queues" => &mut queues,
                 "serial" => &mut serial,
+                "on_error" => &mut on_error,
                 _ => {
                     return Err(format!(
-                        "'{key}' is not a key of a disk: use name, uri, socket, queues or serial"
+                        "'{key}' is not a key of a disk: use name, uri, socket, queues, serial or on_error"
                     ));
                 }
             };
@@ -80,6 +123,7 @@ impl FromStr for DiskSpec {
                 Some(text) => text.parse().map_err(|_| format!("queues={text} is not a number"))?,
             },
             serial: serial.map(unquote).transpose()?,
+            on_error: on_error.map(OnError::parse).transpose()?.unwrap_or_default(),
         };
         spec.check()?;
         Ok(spec)
@@ -167,6 +211,10 @@ mod tests {
         assert_eq!((disk.queues, disk.serial()), (2, "vm1"));
         let disk: DiskSpec = "name=a uri=null:1G socket=s serial=x%25y".parse().unwrap();
         assert_eq!((disk.queues, disk.serial()), (QUEUES_DEFAULT, "x%y"));
+        assert_eq!(disk.on_error, OnError::Report);
+        let disk: DiskSpec = "name=a uri=null:1G socket=s on_error=pause".parse().unwrap();
+        assert_eq!(disk.on_error, OnError::Pause);
+        assert!(serde_json::to_string(&disk).unwrap().contains(r#""on_error":"pause""#));
     }
 
     #[test]
@@ -189,6 +237,7 @@ mod tests {
             ("name=a uri=null:1G socket=s queues=0", "from 1 to 64 queues"),
             ("name=a uri=null:1G socket=s queues=many", "queues=many is not a number"),
             ("name=a uri=null:1G socket=s%2", "two hexadecimal digits"),
+            ("name=a uri=null:1G socket=s on_error=stop", "must be report, pause or ignore"),
             ("name=%20 uri=null:1G socket=s", "must not have white space"),
         ] {
             let error = text.parse::<DiskSpec>().unwrap_err();
@@ -200,6 +249,7 @@ mod tests {
             socket: socket.into(),
             queues: 1,
             serial: None,
+            on_error: OnError::Report,
         };
         assert!(check_all(&[disk("a", "s"), disk("b", "t")]).is_ok());
         assert!(check_all(&[disk("a", "s"), disk("a", "t")]).unwrap_err().contains("name a"));

@@ -12,6 +12,7 @@ use super::Launcher;
 use super::child::Child;
 use super::front_door::FrontDoor;
 use super::operators::Order;
+use crate::disks::events::What;
 use crate::disks::protocol::{Hello, Named, Opened, ToLauncher, VERSION};
 use crate::disks::resources::remove;
 use crate::disks::spec::DiskSpec;
@@ -141,6 +142,8 @@ impl Launcher {
             ToLauncher::Disks => json_answer(&self.resources.disks()),
             ToLauncher::Serving => {
                 node.set_serving();
+                let process = node.pid.as_raw().unsigned_abs();
+                self.resources.events().note(What::Serving { process });
                 json_answer(&())
             }
             ToLauncher::Open { name } => {
@@ -181,6 +184,10 @@ impl Launcher {
                 let socket = self.open.borrow().get(&name).map(|open| open.spec.socket.clone());
                 let socket = socket.ok_or_else(|| unasked(&name, "known"))?;
                 self.resources.keep_write_cache(&socket, told).await?;
+                json_answer(&())
+            }
+            ToLauncher::Event { what } => {
+                self.resources.events().note(what);
                 json_answer(&())
             }
             ToLauncher::Limits => json_answer(&self.resources.limits()),

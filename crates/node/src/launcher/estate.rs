@@ -21,6 +21,7 @@ use super::front_door::{DoorState, FrontDoor};
 use super::{Launcher, VARIABLE, system};
 use crate::config::Config;
 use crate::disks::DISKS_MAX;
+use crate::disks::events::KeptEvents;
 use crate::disks::limits::AllLimits;
 use crate::disks::resources::LocalResources;
 use crate::disks::spec::DiskSpec;
@@ -70,6 +71,9 @@ struct Estate {
     /// The limits of disks, without a state directory.
     #[serde(default, skip_serializing_if = "AllLimits::is_empty")]
     limits: AllLimits,
+    /// What has happened.
+    #[serde(default)]
+    events: KeptEvents,
 }
 
 /// A disk of the estate.
@@ -130,6 +134,7 @@ impl Beginning {
         };
         let resources = LocalResources::new(core, &config.disks, state);
         resources.set_limits_in_memory(estate.limits);
+        resources.events().import(estate.events);
         let mut open = BTreeMap::new();
         for DiskText { spec, holes, memory, door } in estate.open {
             let limits = Limits { body_bytes: 0, descriptors: DISK_DESCRIPTORS };
@@ -177,6 +182,7 @@ impl Launcher {
                 locked: lock.is_some(),
                 open,
                 limits: self.resources.limits_in_memory(),
+                events: self.resources.events().export(),
             };
             let text = serde_json::to_vec(&estate).map_err(|error| error.to_string())?;
             let kept = serde_json::to_string(&self.kept_config).map_err(|e| e.to_string())?;

@@ -75,6 +75,7 @@ use self::kept_config::KeptConfig;
 use self::operators::{Operators, Order};
 use crate::admin::{self, Clients};
 use crate::config::{Config, Sandbox};
+use crate::disks::events::What;
 use crate::disks::resources::{LocalResources, remove};
 use crate::disks::state::remembers_disks;
 use crate::error::{Error, Kind};
@@ -262,6 +263,7 @@ impl Launcher {
             // ended.
             let ended = || self.current.borrow().ended().filter(|_| !self.upgrading.get());
             let status = self.changed.wait_for(ended).await;
+            self.note_end(status);
             deaths = if self.core.now_ns() < began_ns + SOON_NS { deaths + 1 } else { 1 };
             if !self.starts_again(status, deaths).await {
                 break status;
@@ -278,6 +280,17 @@ impl Launcher {
             }
             _ => 1,
         })
+    }
+
+    /// Notes the end of the node for operators.
+    fn note_end(&self, status: WaitStatus) {
+        let process = self.current.borrow().pid.as_raw().unsigned_abs();
+        let (signal, code) = match status {
+            WaitStatus::Signaled(_, signal, _) => (Some(signal as i32), None),
+            WaitStatus::Exited(_, code) => (None, Some(code)),
+            _ => (None, None),
+        };
+        self.resources.events().note(What::Ended { process, signal, code });
     }
 
     /// Removes the names of its sockets.

@@ -85,6 +85,10 @@ impl Commands for Operators {
             Request::DiskAttach { disk } => Some(Order::Attach(disk.clone())),
             Request::DiskDetach { name, .. } => Some(Order::Detach(name.clone())),
             Request::DiskLimit { change } => Some(Order::Limit(change.clone())),
+            Request::Events { log, after, wait } => {
+                let events = launcher.resources.events();
+                return Ok(events.after(log.as_deref(), *after, *wait).await.to_string());
+            }
             Request::Upgrade { program } => {
                 let to = async |program: &Path| launcher.upgrade(program).await;
                 let done = upgraded(program.clone(), to).await?;

@@ -11,6 +11,7 @@ use reactor::{Class, race, timeout};
 
 use super::child::{Child, Role, STOP_NS, spawn};
 use super::{Launcher, within};
+use crate::disks::events::What;
 use crate::disks::state::State;
 use crate::launcher::to_node::ToNode;
 use crate::upgrade::{START_NS, Successor};
@@ -48,6 +49,9 @@ impl Launcher {
             Ok(handed) => {
                 let (handed, pid) = (*handed, handed.pid);
                 tracing::info!(successor = pid, "handed over: the old process is ending");
+                let (name, pause_us) = (program.display().to_string(), handed.pause_us);
+                let events = self.resources.events();
+                events.note(What::Upgraded { program: name, process: pid, pause_us });
                 if self.stopping.get() {
                     // The old process was asked to end, but too late.
                     let node = self.current.borrow().clone();
@@ -64,6 +68,8 @@ impl Launcher {
             Err(why) => {
                 self.end_upgrade();
                 tracing::error!(program = %program.display(), "no upgrade, this node continues: {why}");
+                let (name, why) = (program.display().to_string(), why.clone());
+                self.resources.events().note(What::UpgradeFailed { program: name, why });
             }
         }
         replaced
@@ -220,13 +226,15 @@ impl Launcher {
         self.changed.wait_until(|| succeeded() || node.has_ended()).await;
         let unwanted = || self.stopping.get() || self.waiting.get() > 0 || node.has_ended();
         // Clients that stay longer are disconnected.
+        self.resources.events().close(true);
         let left = race(self.clients.until_none(), self.changed.wait_until(unwanted));
         let _ = timeout(core, CLIENTS_NS, left).await;
         if unwanted() {
-            return;
+            return self.resources.events().close(false);
         }
         // From here on, incoming messages wait in the sockets.
         if let Err(error) = node.channel.ask(&ToNode::Hold, &[]).await {
+            self.resources.events().close(false);
             return tracing::warn!("the launcher stays as it is: {error}");
         }
         self.set_renewing(true);
@@ -244,6 +252,7 @@ impl Launcher {
             let why = self.become_program(&node, program).await;
             tracing::warn!(program = %program.display(), "the launcher stays as it is: {why}");
         }
+        self.resources.events().close(false);
         self.set_renewing(false);
         if let Err(error) = node.channel.ask(&ToNode::Resume, &[]).await {
             tracing::error!("the node does not continue: {error}");

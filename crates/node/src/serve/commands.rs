@@ -60,9 +60,17 @@ impl Admin {
                 Ok(json!({"name": name, "comes_back": comes_back, "under_way": under_way}))
             }
             Request::DiskResize { name, size_bytes, shrink } => {
-                let old = disks.resize(&name, size_bytes, shrink).await?;
+                let old = disks.resize(core, &name, size_bytes, shrink).await?;
                 Ok(json!({"name": name, "old_size_bytes": old, "size_bytes": size_bytes}))
             }
+            Request::DiskResume { name } => {
+                let was_paused = disks.go_on(core, &name)?;
+                Ok(json!({"name": name, "was_paused": was_paused}))
+            }
+            Request::Events { log, after, wait } => match disks.events() {
+                Some(events) => Ok(events.after(log.as_deref(), after, wait).await),
+                None => Err(Error::new(Kind::System, "the launcher has the events")),
+            },
             Request::DiskLimits => Ok(report::limits(&disks.limits())),
             Request::DiskLimit { change } => {
                 let all = disks.change_limits(core, &change).await?;

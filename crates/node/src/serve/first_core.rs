@@ -24,8 +24,9 @@ use super::ports::{inherited_listener, is_in_use, listen_alone, listen_on_all, n
 use super::{Clients, Database, NodeState, Opened, Ready, watch_signals};
 use crate::admin;
 use crate::config::{ClientDoor, Sandbox};
+use crate::disks::events::What;
 use crate::disks::protocol::ToLauncher;
-use crate::disks::resources::{LocalResources, Resources, remove};
+use crate::disks::resources::{LocalResources, Outbox, Resources, remove};
 use crate::disks::spec::DiskSpec;
 use crate::disks::{Disks, Served};
 use crate::error::{Error, Kind};
@@ -137,7 +138,7 @@ impl FirstCore {
         let before_holds = || before.as_ref().is_some_and(|before| before.may_hold_locks());
         let resources = match &self.link {
             Some(Link { channel, hello, .. }) => {
-                Resources::Launcher(channel.clone(), hello.remembers)
+                Resources::Launcher(channel.clone(), hello.remembers, Outbox::default())
             }
             None => {
                 let config = &node.config;
@@ -224,8 +225,9 @@ impl FirstCore {
         let admin = reporting.admin_at.clone().or_else(|| link?.hello.admin.clone());
         // Do this first: a process that has read that the node serves may ask it to end in an
         // orderly way.
-        if let Some(link) = link {
-            link.channel.ask(&ToLauncher::Serving, &[]).await?;
+        match link {
+            Some(link) => drop(link.channel.ask(&ToLauncher::Serving, &[]).await?),
+            None => disks.report(core, What::Serving { process: std::process::id() }),
         }
         on_ready(&Ready { database, disks: served, metrics, admin, driver });
         Ok(reporting)

@@ -8,7 +8,7 @@ use reactor::Core;
 use vhost::RegionInfo;
 use vhost::bytes::Reader;
 
-use crate::disks::spec::DiskSpec;
+use crate::disks::spec::{DiskSpec, OnError};
 use crate::ipc::frames::{Frame, Frames, Limits};
 
 const MAGIC: [u8; 8] = *b"MRnode\n\0";
@@ -82,7 +82,7 @@ impl Message {
                 for text in [spec.name.as_bytes(), spec.uri.as_bytes(), socket, serial] {
                     write_text(&mut body, text);
                 }
-                body.push(u8::from(spec.serial.is_some()));
+                body.push(u8::from(spec.serial.is_some()) | on_error_bits(spec.on_error));
                 body.extend_from_slice(&spec.queues.to_le_bytes());
                 body.extend_from_slice(&images.to_le_bytes());
                 for region in regions {
@@ -183,12 +183,28 @@ fn rest(reader: &mut Reader<'_>) -> String {
     String::from_utf8_lossy(reader.rest()).into_owned()
 }
 
+/// In a disk's flags: it has a serial number of its own.
+const HAS_SERIAL: u8 = 1;
+
+/// In a disk's flags: what it does with requests that fail. 0 is what it did before there was a
+/// choice.
+fn on_error_bits(on_error: OnError) -> u8 {
+    match on_error {
+        OnError::Report => 0,
+        OnError::Pause => 2,
+        OnError::Ignore => 4,
+    }
+}
+
 fn disk(reader: &mut Reader<'_>) -> Option<Message> {
     let (name, uri) = (text(reader)?, text(reader)?);
     let socket = OsStr::from_bytes(bytes(reader)?).into();
     let serial = text(reader)?;
-    let serial = if reader.bool()? { Some(serial) } else { None };
-    let spec = DiskSpec { name, uri, socket, queues: reader.u16()?, serial };
+    let flags = reader.u8()?;
+    let serial = if flags & HAS_SERIAL != 0 { Some(serial) } else { None };
+    let of = |on_error: &OnError| on_error_bits(*on_error) == flags & !HAS_SERIAL;
+    let on_error = [OnError::Report, OnError::Pause, OnError::Ignore].into_iter().find(of)?;
+    let spec = DiskSpec { name, uri, socket, queues: reader.u16()?, serial, on_error };
     let images = reader.u16()?;
     let mut regions = Vec::new();
     while !reader.is_empty() {
@@ -243,17 +259,24 @@ impl Line {
 fn messages() -> Vec<Message> {
     let region =
         RegionInfo { guest_addr: 1 << 32, size: 4096, user_addr: 77, mmap_offset: 1 << 20 };
-    let spec = |serial: Option<&str>| DiskSpec {
+    let spec = |serial: Option<&str>, on_error| DiskSpec {
         name: "vm1".into(),
         uri: "file:a%20b".into(),
         socket: OsStr::from_bytes(b"/run/\xff").into(),
         queues: 4,
         serial: serial.map(str::to_owned),
+        on_error,
     };
+    let both = spec(Some(""), OnError::Pause);
     vec![
         Message::Hello { cores: 2 },
-        Message::Disk { spec: spec(None), images: 1, regions: vec![region, region] },
-        Message::Disk { spec: spec(Some("")), images: 0, regions: Vec::new() },
+        Message::Disk {
+            spec: spec(None, OnError::Report),
+            images: 1,
+            regions: vec![region, region],
+        },
+        Message::Disk { spec: both, images: 0, regions: Vec::new() },
+        Message::Disk { spec: spec(None, OnError::Ignore), images: 0, regions: Vec::new() },
         Message::Doors { clients: 2, metrics: true },
         Message::Prepare,
         Message::Prepared,

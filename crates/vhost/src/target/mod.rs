@@ -57,8 +57,8 @@
 //!
 //! # The files
 //!
-//! `stats`, `log_limit`, `share`, `limits`, `disk`, `unsent`, `link` and `door` use none of the
-//! others but the one before; `queue` uses the first five. `serve`,
+//! `stats`, `log_limit`, `observer`, `trouble`, `share`, `limits`, `disk`, `unsent`, `link` and
+//! `door` use none of the others but the one before; `queue` uses the first seven. `serve`,
 //! `handover` and `connection` are parts of the target: they use its state, which is in this file,
 //! and this file calls them. The room uses all others.
 
@@ -69,6 +69,7 @@ mod handover;
 pub(crate) mod limits;
 mod link;
 pub(crate) mod log_limit;
+pub(crate) mod observer;
 pub(crate) mod queue;
 mod serve;
 pub(crate) mod share;
@@ -77,6 +78,7 @@ mod shared_memory_hint;
 #[doc(hidden)]
 pub mod standalone;
 pub(crate) mod stats;
+pub(crate) mod trouble;
 mod unsent;
 
 use std::cell::{Cell, OnceCell, RefCell};
@@ -100,6 +102,8 @@ use crate::target::log_limit::LogLimits;
 use crate::target::queue::{Hold, RingEnd, WaitGroup};
 use crate::target::share::DiskActivity;
 use crate::target::stats::QueueStats;
+pub use crate::target::trouble::OnError;
+use crate::target::trouble::Trouble;
 
 /// The options of a disk.
 #[derive(Clone, Debug)]
@@ -112,6 +116,8 @@ pub struct TargetOptions {
     pub queues: u16,
     /// The core of the first ring; the others follow round robin.
     pub first_core: usize,
+    /// What happens to requests that the device fails.
+    pub on_error: OnError,
 }
 
 /// A disk that is served to virtual machines.
@@ -124,6 +130,7 @@ pub struct Target {
     name: Arc<str>,
     stats: Vec<Arc<QueueStats>>,
     log_limits: Arc<LogLimits>,
+    trouble: Arc<Trouble>,
     order: Cell<Order>,
     connected: Cell<bool>,
     events: Rc<Events>,
@@ -184,6 +191,7 @@ impl Target {
             name: options.name.as_str().into(),
             stats: (0..options.queues).map(|_| Arc::default()).collect(),
             log_limits: Arc::default(),
+            trouble: Arc::new(Trouble::new(options.on_error)),
             options,
             order: Cell::new(Order::Serve),
             connected: Cell::new(false),
@@ -268,6 +276,18 @@ impl Target {
     /// The counters of the rings.
     pub fn stats(&self) -> &[Arc<QueueStats>] {
         &self.stats
+    }
+
+    /// Whether the disk has paused because its device has failed a request: see
+    /// [`OnError::Pause`].
+    pub fn is_paused(&self) -> bool {
+        self.trouble.is_paused()
+    }
+
+    /// Lets a paused disk go on: what has failed is submitted again, within 50 ms. Returns false if
+    /// it is not paused.
+    pub fn go_on(&self) -> bool {
+        self.trouble.resume()
     }
 
     /// Whether a front end is connected.

@@ -10,6 +10,7 @@ use crate::target::connection::{Connection, End, Refused};
 use crate::target::door::Door;
 use crate::target::link::{Earlier, Link};
 use crate::target::log_limit::{LogLimit, LogPermit};
+use crate::target::observer::{self, DiskEvent};
 use crate::target::shared_memory_hint::hint_at_unshared_memory;
 use crate::target::{Export, Order, Target};
 
@@ -91,6 +92,7 @@ impl Target {
         let Some(earlier) = earlier else {
             if let Some(LogPermit { left_out }) = self.permit(&self.log_limits.connected) {
                 tracing::info!(disk = name, pid, left_out, "a front end has connected");
+                self.tell(DiskEvent::Connected { pid });
             }
             let connection = Connection::new(self, link);
             connection.memory.account().bound();
@@ -104,6 +106,7 @@ impl Target {
             }
             Err(Refused(why)) => {
                 tracing::warn!(disk = name, pid, "a front end's connection cannot continue: {why}");
+                self.tell(DiskEvent::Closed { pid, why });
                 connection.link.close();
                 drop(connection);
                 drop_in_background(self.regions.take());
@@ -147,6 +150,7 @@ impl Target {
             End::Gone => {
                 if let Some(LogPermit { left_out }) = self.permit(&self.log_limits.gone) {
                     tracing::info!(disk = name, pid, left_out, "the front end has gone");
+                    self.tell(DiskEvent::Gone { pid });
                 }
             }
             // Continue without the connection.
@@ -154,10 +158,16 @@ impl Target {
             End::Failed(why) => {
                 if let Some(LogPermit { left_out }) = self.permit(&self.log_limits.refused) {
                     tracing::warn!(disk = name, pid, left_out, "the connection was closed: {why}");
+                    self.tell(DiskEvent::Closed { pid, why });
                 }
             }
         }
         true
+    }
+
+    /// Tells the observer of the disks what has happened here.
+    fn tell(&self, event: DiskEvent) {
+        observer::tell(&self.core, self.core.id(), &self.name, event);
     }
 
     /// Whether to log an event of this kind now.

@@ -40,6 +40,7 @@ impl StandaloneRing {
         let RingStart { index, setup, memory, disk, inflight, device, stats } = start;
         let start = Start {
             disk_name: "alone".into(),
+            home: core.id(),
             index,
             setup,
             memory,
@@ -59,6 +60,7 @@ impl StandaloneRing {
             stats,
             limits: Arc::default(),
             log_limits: Arc::default(),
+            trouble: Arc::default(),
         };
         let ended = core.spawn(Class::Foreground, queue::run(core.clone(), start, commands));
         StandaloneRing { handle, ended }

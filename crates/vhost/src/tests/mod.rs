@@ -7,3 +7,4 @@ mod hostile;
 mod memory;
 mod ring;
 mod share;
+mod trouble;

@@ -11,6 +11,7 @@ use reactor::{Class, Core, JoinHandle};
 use super::guest::*;
 use crate::target::queue::{self, Command, RingEnd, RingHandle, Start};
 use crate::target::share::{DiskActivity, QUANTUM};
+use crate::target::trouble::Trouble;
 use crate::*;
 
 const REQUESTS: u64 = 16;
@@ -24,14 +25,27 @@ fn start(
     guest: &Guest,
     device: &Bdev,
 ) -> (RingHandle, JoinHandle<RingEnd>) {
+    start_with(core, name, guest, device, &Arc::default(), None)
+}
+
+/// Starts a ring of a guest that is polled on this core.
+pub(super) fn start_with(
+    core: &Core,
+    name: &str,
+    guest: &Guest,
+    device: &Bdev,
+    trouble: &Arc<Trouble>,
+    inflight: Option<InflightArea>,
+) -> (RingHandle, JoinHandle<RingEnd>) {
     let (handle, commands) = queue::command_queue();
     let start = Start {
         disk_name: name.into(),
+        home: core.id(),
         index: 0,
         setup: guest.setup(),
         memory: Arc::new(guest.memory.clone()),
         disk: Disk { capacity_sectors: 64 << 11, ..disk() },
-        inflight: None,
+        inflight,
         log: None,
         kick: None,
         call: None,
@@ -46,6 +60,7 @@ fn start(
         stats: Arc::default(),
         limits: Arc::default(),
         log_limits: Arc::default(),
+        trouble: trouble.clone(),
     };
     (handle, core.spawn(Class::Control, queue::run(core.clone(), start, commands)))
 }

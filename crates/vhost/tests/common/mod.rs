@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use bdev::Bdev;
 use reactor::{Class, Core, DriverKind, RuntimeConfig, UnixListener, processors};
-use vhost::{QueueStats, Target, TargetOptions};
+use vhost::{OnError, QueueStats, Target, TargetOptions};
 
 /// Timeout of everything that is not measured.
 pub const PATIENCE: Duration = Duration::from_secs(20);
@@ -177,7 +177,8 @@ async fn serve(
         let device = Bdev::open(core, uri).await.unwrap_or_else(|error| panic!("{uri}: {error}"));
         let listener = UnixListener::bind(core, socket).unwrap();
         let (name, serial) = (format!("disk{nth}"), format!("serial{nth}"));
-        let options = TargetOptions { name, serial, queues: 4, first_core: nth };
+        let options =
+            TargetOptions { name, serial, queues: 4, first_core: nth, on_error: OnError::Report };
         let target = Target::new(core, device, options);
         let task = {
             let target: Rc<Target> = target.clone();

@@ -12,7 +12,7 @@ use bdev::{Bdev, Parts};
 use frontend::message::request;
 use frontend::{Disk, DiskOptions, Request, Status};
 use reactor::{Class, Core, RuntimeConfig, UnixListener, processors};
-use vhost::{Target, TargetOptions};
+use vhost::{OnError, Target, TargetOptions};
 
 /// State shared by the test and the core.
 #[derive(Default)]
@@ -28,7 +28,13 @@ struct TestState {
 }
 
 fn options() -> TargetOptions {
-    TargetOptions { name: "a".into(), serial: "a".into(), queues: 1, first_core: 0 }
+    TargetOptions {
+        name: "a".into(),
+        serial: "a".into(),
+        queues: 1,
+        first_core: 0,
+        on_error: OnError::Report,
+    }
 }
 
 async fn when(core: &Core, flag: &AtomicBool) {

@@ -18,7 +18,7 @@ use reactor::{
     Class, Core, JoinHandle, RuntimeConfig, UnixListener, UnixPackets, UnixSocket, processors,
 };
 use vhost::kept::{FromNode, Keeper, PACKET_BYTES_MAX};
-use vhost::{Door, Target, TargetOptions};
+use vhost::{Door, OnError, Target, TargetOptions};
 
 /// A target delays its requests, so that some are in flight at any time.
 const DEVICE: &str = "delay:all=0us..1ms|mem:4M";
@@ -60,8 +60,13 @@ struct Life {
 
 impl Life {
     fn begin(core: &Core, device: &Bdev, keeper: &Keeper) -> Life {
-        let options =
-            TargetOptions { name: "a".into(), serial: "a".into(), queues: 2, first_core: 0 };
+        let options = TargetOptions {
+            name: "a".into(),
+            serial: "a".into(),
+            queues: 2,
+            first_core: 0,
+            on_error: OnError::Report,
+        };
         let target = Target::new(core, device.clone(), options);
         let (door, theirs) = UnixPackets::pair().unwrap();
         let (ours, connection) = UnixPackets::pair().unwrap();

@@ -95,6 +95,7 @@ impl Connection<'_> {
         let parts = &self.rings[usize::from(index)];
         let start = Start {
             disk_name: target.name.clone(),
+            home: target.core.id(),
             index,
             setup: Setup {
                 num: ring.size,
@@ -122,6 +123,7 @@ impl Connection<'_> {
             limits: target.limits.clone(),
             stats: target.stats[usize::from(index)].clone(),
             log_limits: target.log_limits.clone(),
+            trouble: target.trouble.clone(),
         };
         self.holds |= start.hold.is_some();
         let (handle, commands) = queue::command_queue();

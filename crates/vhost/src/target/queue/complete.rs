@@ -3,8 +3,15 @@
 use bdev::Kind;
 
 use super::Queue;
-use super::submit::IS_PIECE;
+use super::submit::{Cut, IS_PIECE};
 use crate::ring::request::{Finished, Request, Status};
+use crate::target::observer::DiskEvent;
+use crate::target::trouble::OnError;
+
+/// Whether the device has failed a request.
+fn is_failure(status: bdev::Status) -> bool {
+    matches!(status, bdev::Status::IoError | bdev::Status::NoSpace)
+}
 
 impl Queue {
     /// Completes what the device has finished and what was answered without it.
@@ -16,6 +23,11 @@ impl Queue {
             false => self.core.now_exact_ns(),
         };
         let mut failed = None;
+        let on_error = self.trouble.on_error();
+        let waits = {
+            let keeps = !self.stopping || self.leaves_failed();
+            move |status| on_error == OnError::Pause && keeps && is_failure(status)
+        };
         for mut done in self.done.drain(..) {
             self.share.release(done.tag, now);
             // `submit_now` made the tag from a `u16`.
@@ -27,10 +39,20 @@ impl Queue {
                 if cut.status == bdev::Status::Ok {
                     cut.status = done.status;
                 }
-                if cut.in_flight > 0 || cut.at < len {
+                if cut.in_flight > 0 || (cut.at < len && !waits(cut.status)) {
                     continue;
                 }
                 done.status = cut.status;
+            }
+            if waits(done.status) {
+                // The rest of a long request begins again with its beginning.
+                if std::mem::replace(&mut self.cuts[usize::from(tag)], Cut::NEW).at < len {
+                    self.deferred.retain(|deferred| *deferred != tag);
+                }
+                self.stats.failed(kind, done.status == bdev::Status::NoSpace);
+                failed = Some((tag, done.status));
+                self.failed.push(tag);
+                continue;
             }
             let begun = self.begun_ns[usize::from(tag)];
             self.stats.of(kind).latency.add(now.saturating_sub(begun));
@@ -40,13 +62,17 @@ impl Queue {
                 bdev::Status::IoError | bdev::Status::NoSpace => {
                     self.stats.failed(kind, done.status == bdev::Status::NoSpace);
                     failed = Some((tag, done.status));
-                    Status::IoError
+                    match on_error {
+                        OnError::Ignore => Status::Ok,
+                        OnError::Report | OnError::Pause => Status::IoError,
+                    }
                 }
             };
             self.finished.push(Finished { tag, status });
         }
         if let Some((tag, status)) = failed {
             self.report_failure(tag, status);
+            self.pause(status);
         }
         if self.popped_before > 0 {
             for nth in 0..self.finished.len() {
@@ -76,6 +102,17 @@ impl Queue {
         }
     }
 
+    /// Pauses the disk if requests wait because the device has failed them.
+    #[cold]
+    fn pause(&mut self, status: bdev::Status) {
+        if !self.failed.is_empty() && !self.stopping && self.trouble.pause() {
+            let no_space = status == bdev::Status::NoSpace;
+            let disk = &*self.disk_name;
+            tracing::error!(disk, "the disk has paused: its requests wait for `disk resume`");
+            self.tell(DiskEvent::Paused { no_space });
+        }
+    }
+
     /// Logs a failure of the device; of several in one batch, the last one.
     #[cold]
     pub(super) fn report_failure(&self, tag: u16, status: bdev::Status) {
@@ -93,5 +130,6 @@ impl Queue {
             left_out,
             "the device failed a request ({kind:?}): {why}"
         );
+        self.tell(DiskEvent::DeviceError { ring, kind, offset, len, no_space: full });
     }
 }

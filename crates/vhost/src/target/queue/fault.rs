@@ -4,6 +4,7 @@ use std::rc::Rc;
 
 use super::Queue;
 use crate::ring::Fault;
+use crate::target::observer::{self, DiskEvent};
 
 impl Queue {
     /// Breaks the ring if some of its memory is lost. Costs one load while no memory is lost.
@@ -38,7 +39,8 @@ impl Queue {
         if self.reported {
             return;
         }
-        self.tags.extend(self.deferred.drain(..).chain(self.held.drain(..)));
+        let waiting = self.deferred.drain(..).chain(self.held.drain(..));
+        self.tags.extend(waiting.chain(self.failed.drain(..)));
         self.limits.begun();
         for nth in 0..self.tags.len() {
             self.forget_memory_of(self.tags[nth]);
@@ -50,6 +52,12 @@ impl Queue {
         }
     }
 
+    /// Tells the observer of the disks what has happened here.
+    #[cold]
+    pub(super) fn tell(&self, event: DiskEvent) {
+        observer::tell(&self.core, self.home, &self.disk_name, event);
+    }
+
     #[cold]
     pub(super) fn broke(&mut self, fault: Fault) {
         if std::mem::replace(&mut self.reported, true) {
@@ -58,6 +66,7 @@ impl Queue {
         if let Some(permit) = self.log_limits.broken.permit(self.core.now_ns()) {
             let (disk, ring, left_out) = (&*self.disk_name, self.index, permit.left_out);
             tracing::warn!(disk, ring, left_out, "the guest broke a ring: {fault}");
+            self.tell(DiskEvent::RingBroken { ring, why: fault.to_string() });
         }
         self.stats.broken.add(1);
         if let Some(err) = &self.err {

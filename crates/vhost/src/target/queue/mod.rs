@@ -56,12 +56,13 @@ use self::submit::Cut;
 use crate::memory::GuestMemory;
 use crate::memory::dirty::DirtyLog;
 use crate::ring::inflight::InflightArea;
-use crate::ring::request::{Disk, Finished};
+use crate::ring::request::{Disk, Finished, Status as RequestStatus};
 use crate::ring::{Fault, Ring, Setup};
 use crate::target::limits::{DiskLimits, RingLimits};
 use crate::target::log_limit::LogLimits;
 use crate::target::share::{DiskActivity, PIECE_MIN, Share, Shares};
 use crate::target::stats::QueueStats;
+use crate::target::trouble::{ASK_NS, Trouble};
 
 /// Most requests taken in one turn. More would keep the core from its other work for too long.
 const TURN: usize = 128;
@@ -72,6 +73,8 @@ const IDLE_KICKS: u32 = 4096;
 /// The arguments of a ring.
 pub(crate) struct Start {
     pub disk_name: Arc<str>,
+    /// The core of the disk.
+    pub home: usize,
     pub index: u16,
     pub setup: Setup,
     pub memory: Arc<GuestMemory>,
@@ -97,6 +100,7 @@ pub(crate) struct Start {
     pub limits: Arc<DiskLimits>,
     pub stats: Arc<QueueStats>,
     pub log_limits: Arc<LogLimits>,
+    pub trouble: Arc<Trouble>,
 }
 
 /// Runs a ring until it is told to stop and its requests are completed.
@@ -187,6 +191,7 @@ async fn until_stop(commands: &mut CommandQueue, hold: Option<Hold>) {
 struct Queue {
     core: Core,
     disk_name: Arc<str>,
+    home: usize,
     index: u16,
     ring: Ring,
     memory: Arc<GuestMemory>,
@@ -241,6 +246,11 @@ struct Queue {
     losses: usize,
     stats: Arc<QueueStats>,
     log_limits: Arc<LogLimits>,
+    trouble: Arc<Trouble>,
+    /// Requests that the device has failed and that wait until the disk goes on.
+    failed: Vec<u16>,
+    /// The in-flight region has the requests that are not completed.
+    recorded: bool,
 }
 
 impl Queue {
@@ -256,6 +266,7 @@ impl Queue {
                 err.signal();
             }
         };
+        let recorded = start.inflight.is_some();
         // Memory lost from here on is found in the first turn.
         let losses = reactor::losses();
         let (ring, recovered) =
@@ -291,6 +302,7 @@ impl Queue {
         let queue = Queue {
             core: core.clone(),
             disk_name,
+            home: start.home,
             index,
             ring,
             memory,
@@ -328,6 +340,9 @@ impl Queue {
             losses,
             stats: start.stats,
             log_limits: start.log_limits,
+            trouble: start.trouble,
+            failed: Vec::new(),
+            recorded,
         };
         Ok((queue, watch))
     }
@@ -429,19 +444,51 @@ impl Queue {
     fn has_nothing(&self) -> bool {
         self.channel.in_flight() == 0
             && self.deferred.is_empty()
+            && (self.failed.is_empty() || self.leaves_failed())
             && (self.ring.broken().is_some()
                 || (self.ring.answered() == 0 && self.ring.resubmits() == 0))
     }
 
     /// Whether the ring takes new requests.
     fn takes_new(&self) -> bool {
-        self.enabled && !self.stopping
+        self.enabled && !self.stopping && !self.is_paused()
+    }
+
+    /// Whether nothing is submitted because the device has failed a request. A ring that stops does
+    /// not wait.
+    #[inline]
+    fn is_paused(&self) -> bool {
+        self.trouble.is_paused() && !self.stopping
+    }
+
+    /// Whether a ring that stops leaves failed requests in the in-flight region. A machine that
+    /// moves leaves the region behind.
+    fn leaves_failed(&self) -> bool {
+        self.recorded && self.log.is_none()
+    }
+
+    /// Whether [`Queue::retry`] would do anything.
+    #[inline]
+    fn can_retry(&self) -> bool {
+        let waits = self.is_paused() || (self.stopping && self.leaves_failed());
+        !self.failed.is_empty() && !waits
+    }
+
+    /// What has failed is submitted again, or, if the ring stops and cannot leave it, answered.
+    #[cold]
+    fn retry(&mut self) {
+        if self.stopping {
+            let status = RequestStatus::IoError;
+            self.finished.extend(self.failed.drain(..).map(|tag| Finished { tag, status }));
+        } else {
+            self.deferred.extend(self.failed.drain(..));
+        }
     }
 
     /// Requests of an earlier process are in flight: a ring that takes nothing new finishes them.
     fn pops(&self) -> bool {
         let wanted = self.takes_new() || self.ring.resubmits() > 0;
-        wanted && !self.abandoned && self.ring.broken().is_none()
+        wanted && !self.is_paused() && !self.abandoned && self.ring.broken().is_none()
     }
 
     /// Pops a batch of requests and submits it as far as possible.
@@ -483,6 +530,11 @@ impl Queue {
             worked |= self.channel.poll(&mut self.done) > 0;
         }
         self.share.begin_round(self.core.rounds());
+        if self.is_paused() {
+            self.core.turn_at(self.core.now_ns() + ASK_NS);
+        } else if self.can_retry() {
+            self.retry();
+        }
         if !self.deferred.is_empty()
             && !self.stopping
             && let Some(ask_at_ns) = self.limits.waits_until(self.core.now_ns())
@@ -490,7 +542,7 @@ impl Queue {
             self.core.turn_at(ask_at_ns);
         }
         while let Some(&tag) = self.deferred.front() {
-            if self.submit(tag).is_err() {
+            if self.is_paused() || self.submit(tag).is_err() {
                 break;
             }
             self.deferred.pop_front();
@@ -501,7 +553,7 @@ impl Queue {
             self.pop();
             self.channel.poll(&mut self.done);
         }
-        if !self.done.is_empty() || self.ring.answered() > 0 {
+        if !self.done.is_empty() || self.ring.answered() > 0 || !self.finished.is_empty() {
             worked = true;
             self.complete();
         }
@@ -517,7 +569,7 @@ impl Queue {
         }
         if worked {
             self.stats.worked.add(1);
-            let waiting = self.deferred.len() + self.held.len();
+            let waiting = self.deferred.len() + self.held.len() + self.failed.len();
             self.stats.depth.set((self.channel.in_flight() + waiting) as u64);
         }
         worked
@@ -548,6 +600,7 @@ impl Poller for QueuePoller {
         let queue = self.0.borrow();
         (queue.channel.in_flight() > 0 && queue.channel.ready())
             || queue.can_submit_deferred()
+            || queue.can_retry()
             || (queue.pops() && queue.deferred.is_empty() && queue.ring.has_work())
     }
 
@@ -556,7 +609,7 @@ impl Poller for QueuePoller {
         if queue.channel.in_flight() > 0 && queue.channel.ready() {
             return false;
         }
-        if queue.can_submit_deferred() {
+        if queue.can_submit_deferred() || queue.can_retry() {
             return false;
         }
         if !queue.pops() || !queue.deferred.is_empty() {

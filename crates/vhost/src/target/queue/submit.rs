@@ -127,6 +127,9 @@ impl Queue {
     /// Whether a deferred request could be submitted, in this round or the next.
     #[inline]
     pub(super) fn can_submit_deferred(&self) -> bool {
+        if self.is_paused() {
+            return false;
+        }
         if !self.stopping && self.limits.waits_until(self.core.now_ns()).is_some() {
             return false;
         }

@@ -1,0 +1,296 @@
+//! What has happened to a node and its disks, for operators who follow it (`millrace events`).
+//!
+//! The launcher keeps the events, because it outlives the node; a node without a launcher keeps its
+//! own. The latest [`EVENTS_MAX`] stay. Each has a number, so a program that asks again misses
+//! nothing that is still there and learns how many are gone.
+
+use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
+
+use bdev::Kind;
+use reactor::{Core, Event, timeout};
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+use vhost::DiskEvent;
+
+/// How many events are kept.
+const EVENTS_MAX: usize = 1024;
+/// How many events one answer has at most.
+const ANSWER_MAX: usize = 256;
+/// How long an answer waits for an event if there is none.
+const WAIT_NS: u64 = 25_000_000_000;
+/// Length of the longest text of an event, in bytes.
+const TEXT_BYTES_MAX: usize = 1024;
+
+/// What has happened.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "event", rename_all = "kebab-case")]
+pub(crate) enum What {
+    /// A node serves: the first one, or one after a death or an upgrade.
+    Serving { process: u32 },
+    /// The node has ended.
+    Ended { process: u32, signal: Option<i32>, code: Option<i32> },
+    /// Another program has taken over; the guests waited for the pause.
+    Upgraded { program: String, process: u32, pause_us: u64 },
+    /// An upgrade has failed, and the node continues.
+    UpgradeFailed { program: String, why: String },
+    /// A disk was added to the running node.
+    Attached { disk: String, uri: String },
+    /// A disk was removed from the running node.
+    Detached { disk: String },
+    /// A disk could not be opened.
+    NotOpened { disk: String, why: String },
+    /// A disk has another size.
+    Resized { disk: String, old_size_bytes: u64, size_bytes: u64 },
+    /// A disk or a group of disks has other limits.
+    Limited { disk: Option<String>, group: Option<String> },
+    /// A front end has connected; its process is 0 if it is not known.
+    Connected { disk: String, process: u32 },
+    /// A front end has disconnected.
+    Disconnected { disk: String, process: u32 },
+    /// The connection of a front end was closed by the node.
+    ConnectionClosed { disk: String, process: u32, why: String },
+    /// The guest has broken a ring.
+    RingBroken { disk: String, ring: u16, why: String },
+    /// A disk has paused, because its device has failed a request.
+    Paused { disk: String, why: String },
+    /// An operator lets a paused disk go on.
+    Resumed { disk: String },
+    /// A device has failed a request.
+    DeviceError { disk: String, ring: u16, request: String, offset: u64, bytes: u64, why: String },
+}
+
+/// The beginning of a text, if it is long.
+fn short(text: &str) -> String {
+    let mut end = text.len().min(TEXT_BYTES_MAX);
+    while !text.is_char_boundary(end) {
+        end -= 1;
+    }
+    text[..end].to_owned()
+}
+
+/// Why a device has failed a request.
+fn reason(no_space: bool) -> String {
+    if no_space { "no space left" } else { "an I/O error" }.to_owned()
+}
+
+impl What {
+    pub fn of_disk(disk: &str, event: DiskEvent) -> What {
+        let disk = disk.to_owned();
+        match event {
+            DiskEvent::Connected { pid } => What::Connected { disk, process: pid },
+            DiskEvent::Gone { pid } => What::Disconnected { disk, process: pid },
+            DiskEvent::Closed { pid, why } => What::ConnectionClosed { disk, process: pid, why },
+            DiskEvent::RingBroken { ring, why } => What::RingBroken { disk, ring, why },
+            DiskEvent::DeviceError { ring, kind, offset, len, no_space } => {
+                let request = match kind {
+                    Kind::Read => "read",
+                    Kind::Write => "write",
+                    Kind::Flush => "flush",
+                    Kind::Discard => "discard",
+                    Kind::WriteZeroes { .. } => "zeroes",
+                };
+                let (request, why) = (request.to_owned(), reason(no_space));
+                What::DeviceError { disk, ring, request, offset, bytes: len, why }
+            }
+            DiskEvent::Paused { no_space } => What::Paused { disk, why: reason(no_space) },
+        }
+    }
+
+    /// The same with texts of bounded length.
+    pub fn shortened(mut self) -> What {
+        let texts: Vec<&mut String> = match &mut self {
+            What::Serving { .. } | What::Ended { .. } => Vec::new(),
+            What::Upgraded { program, .. } => vec![program],
+            What::UpgradeFailed { program, why } => vec![program, why],
+            What::Attached { disk, uri } => vec![disk, uri],
+            What::Detached { disk }
+            | What::Resumed { disk }
+            | What::Resized { disk, .. }
+            | What::Connected { disk, .. }
+            | What::Disconnected { disk, .. } => vec![disk],
+            What::Limited { disk, group } => disk.iter_mut().chain(group).collect(),
+            What::NotOpened { disk, why }
+            | What::Paused { disk, why }
+            | What::ConnectionClosed { disk, why, .. }
+            | What::RingBroken { disk, why, .. } => vec![disk, why],
+            What::DeviceError { disk, request, why, .. } => vec![disk, request, why],
+        };
+        texts.into_iter().for_each(|text| *text = short(text));
+        self
+    }
+}
+
+/// An event that was noted.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+struct Noted {
+    number: u64,
+    /// When, in milliseconds since 1970.
+    time_ms: u64,
+    #[serde(flatten)]
+    what: What,
+}
+
+/// The events, for another program.
+#[derive(Debug, Default, Serialize, Deserialize)]
+pub(crate) struct KeptEvents {
+    log: u64,
+    next: u64,
+    noted: VecDeque<Noted>,
+}
+
+/// The latest events.
+pub(crate) struct EventLog {
+    core: Core,
+    /// Distinguishes this log from that of another process.
+    log: Cell<u64>,
+    /// The number of the next event; the first one has 1.
+    next: Cell<u64>,
+    noted: RefCell<VecDeque<Noted>>,
+    /// Nobody waits any more.
+    closing: Cell<bool>,
+    /// Notified after each change.
+    changed: Event,
+}
+
+impl EventLog {
+    pub fn new(core: &Core) -> EventLog {
+        EventLog {
+            core: core.clone(),
+            log: Cell::new(core.random_u64()),
+            next: Cell::new(1),
+            noted: RefCell::default(),
+            closing: Cell::new(false),
+            changed: Event::new(),
+        }
+    }
+
+    /// Notes what has happened now.
+    pub fn note(&self, what: What) {
+        let (number, time_ms) = (self.next.get(), self.core.unix_time_ms());
+        let mut noted = self.noted.borrow_mut();
+        if noted.len() == EVENTS_MAX {
+            noted.pop_front();
+        }
+        noted.push_back(Noted { number, time_ms, what: what.shortened() });
+        self.next.set(number + 1);
+        self.changed.notify_all();
+    }
+
+    /// The events after the one with this number in a log; all that are there, if it is another
+    /// log. If there is none and `wait` is set, suspends until there is one, but not for long.
+    pub async fn after(&self, log: Option<&str>, number: u64, wait: bool) -> Value {
+        let name = format!("{:016x}", self.log.get());
+        let after = if log.is_none_or(|log| log == name) { number } else { 0 };
+        let has_more = || self.next.get() > after.saturating_add(1) || self.closing.get();
+        if wait {
+            let _ = timeout(&self.core, WAIT_NS, self.changed.wait_until(has_more)).await;
+        }
+        let noted = self.noted.borrow();
+        let events: Vec<_> =
+            noted.iter().filter(|event| event.number > after).take(ANSWER_MAX).collect();
+        let first = events.first().map_or(self.next.get(), |event| event.number);
+        let lost = first.saturating_sub(after.saturating_add(1));
+        json!({"log": name, "lost": lost, "events": events})
+    }
+
+    /// Lets nobody wait, or lets them wait again.
+    pub fn close(&self, closing: bool) {
+        self.closing.set(closing);
+        self.changed.notify_all();
+    }
+
+    /// Everything, for another program.
+    pub fn export(&self) -> KeptEvents {
+        let noted = self.noted.borrow().clone();
+        KeptEvents { log: self.log.get(), next: self.next.get(), noted }
+    }
+
+    /// The inverse of [`EventLog::export`].
+    pub fn import(&self, kept: KeptEvents) {
+        if kept.next > 0 {
+            self.log.set(kept.log);
+            self.next.set(kept.next);
+            self.noted.replace(kept.noted);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::rc::Rc;
+
+    use reactor::Class;
+    use reactor::sim::{SimConfig, World};
+
+    use super::*;
+
+    fn detached(disk: usize) -> What {
+        What::Detached { disk: disk.to_string() }
+    }
+
+    /// The numbers of the events of an answer.
+    fn numbers(answer: &Value) -> Vec<u64> {
+        let events = answer["events"].as_array().unwrap();
+        events.iter().map(|event| event["number"].as_u64().unwrap()).collect()
+    }
+
+    #[test]
+    fn a_reader_gets_each_event_once_and_learns_what_it_has_missed() {
+        let run = World::new(1, 1, SimConfig::default()).run(|core| async move {
+            let log = Rc::new(EventLog::new(&core));
+            let empty = log.after(None, 0, false).await;
+            assert_eq!((numbers(&empty), &empty["lost"]), (Vec::new(), &json!(0)));
+            let name = empty["log"].as_str().unwrap().to_owned();
+            let waiting = {
+                let (log, name) = (log.clone(), name.clone());
+                core.spawn(Class::Control, async move { log.after(Some(&name), 0, true).await })
+            };
+            core.sleep_ns(1_000_000).await;
+            log.note(detached(1));
+            let woken = waiting.await;
+            assert_eq!(numbers(&woken), [1]);
+            assert_eq!(woken["events"][0]["event"], "detached");
+            for disk in 2..=EVENTS_MAX + 10 {
+                log.note(detached(disk));
+            }
+            let next = log.after(Some(&name), 1, true).await;
+            assert_eq!(next["lost"], 9);
+            assert_eq!(numbers(&next), (11..11 + ANSWER_MAX as u64).collect::<Vec<_>>());
+            // What another log has numbered is nothing here.
+            let all = log.after(Some("0"), 5000, true).await;
+            assert_eq!(numbers(&all)[0], 11);
+
+            let other = EventLog::new(&core);
+            other.import(log.export());
+            other.note(detached(0));
+            let last = (EVENTS_MAX + 10) as u64;
+            let rest = other.after(Some(&name), last, true).await;
+            assert_eq!((numbers(&rest), &rest["lost"]), (vec![last + 1], &json!(0)));
+        });
+        run.unwrap();
+    }
+
+    #[test]
+    fn nobody_waits_for_an_event_for_ever() {
+        let run = World::new(1, 1, SimConfig::default()).run(|core| async move {
+            let log = Rc::new(EventLog::new(&core));
+            let since = core.now_ns();
+            assert!(numbers(&log.after(None, 0, true).await).is_empty());
+            assert!(core.now_ns() >= since + WAIT_NS);
+            log.close(true);
+            let since = core.now_ns();
+            assert!(numbers(&log.after(None, 0, true).await).is_empty());
+            assert!(core.now_ns() < since + WAIT_NS);
+        });
+        run.unwrap();
+    }
+
+    #[test]
+    fn a_text_is_cut_between_two_characters() {
+        let why = "ä".repeat(TEXT_BYTES_MAX);
+        let what = What::NotOpened { disk: "a".into(), why }.shortened();
+        let expected = What::NotOpened { disk: "a".into(), why: "ä".repeat(TEXT_BYTES_MAX / 2) };
+        assert_eq!(what, expected);
+    }
+}
