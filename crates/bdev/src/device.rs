@@ -299,6 +299,11 @@ impl Bdev {
         }
     }
 
+    /// Whether reads leave their memory as it is.
+    pub(crate) fn reads_nothing(&self) -> bool {
+        matches!(self.lowest().device(), Device::Null(_))
+    }
+
     /// The device below all layers.
     fn lowest(&self) -> &Bdev {
         self.layers().last().unwrap_or(self)

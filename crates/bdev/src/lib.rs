@@ -18,13 +18,17 @@
 //! touches no segment after its tag has come back; requests that a dropped channel leaves in flight
 //! hold the memory ([`Channel::hold`]) until they are done.
 //!
+//! A caller whose requests use buffers of the core's pool takes a [`BufChannel`] instead, which is
+//! safe: it owns the buffers while their requests are in flight.
+//!
 //! The modules, from the bottom: `io`, `geometry` and `error`; `uri`; `devices`; then `channel`,
 //! `device` and `layers`, which refer to each other because a composite device is recursive
-//! (`layers`).
+//! (`layers`); `buf_channel`.
 
 // Under loom only the shared bitmap exists; `tests/loom.rs` includes it by path.
 #![cfg(not(loom))]
 
+mod buf_channel;
 mod channel;
 mod device;
 mod devices;
@@ -35,6 +39,7 @@ mod layers;
 mod mutant;
 mod uri;
 
+pub use buf_channel::{BufChannel, BufDone, BufIo};
 pub use channel::Channel;
 pub use device::{Bdev, DESCRIPTORS_MAX, Parts};
 pub use error::{Error, ErrorKind};

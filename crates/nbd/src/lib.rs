@@ -1,7 +1,8 @@
 //! An NBD server: disks for clients of the Network Block Device protocol.
 //!
 //! The bytes of the protocol are apart from the I/O. `wire`, `options`, `handshake`, `request` and
-//! `reply` take slices and return values; they never see the reactor.
+//! `reply` take slices and return values; they never see the reactor. The room `server` uses them:
+//! it has the sockets, and executes the requests at the devices.
 //!
 //! The specification is `doc/proto.md` of <https://github.com/NetworkBlockDevice/nbd>. Of it this
 //! crate has the fixed newstyle handshake, simple and structured replies, block sizes and the
@@ -19,10 +20,12 @@ mod handshake;
 mod options;
 mod reply;
 mod request;
+mod server;
 mod wire;
 
 pub use handshake::{Chosen, ExportInfo, Exports, Handshake, Progress};
 pub use options::OPTION_BYTES_MAX;
 pub use reply::{Errno, Extent, Replies};
 pub use request::{Action, PAYLOAD_BYTES_MAX, REQUEST_BYTES, Request, Rules};
+pub use server::{CONNECTIONS_MAX, Counters, Disk, Disks, Server};
 pub use wire::Violation;

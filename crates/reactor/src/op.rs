@@ -23,7 +23,7 @@ use crate::memory::buf::{Buf, SharedBuf, Slice};
 pub(crate) enum Payload {
     #[default]
     None,
-    /// A file read's destination, or a write's source.
+    /// A file read's or a receive's destination, or a write's source.
     Buf(Buf),
     /// A receive's destination, or a send's source.
     Bytes(Vec<u8>),

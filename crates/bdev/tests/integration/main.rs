@@ -2,6 +2,7 @@
 //! test that needs its own process (its allocator, a mutant, loom) is a separate program.
 #![cfg(not(loom))]
 
+mod buf_channel;
 #[path = "../common/mod.rs"]
 mod common;
 mod conformance;

@@ -16,10 +16,11 @@ use std::task::{Context, Poll};
 use crate::core::Core;
 use crate::driver::{Fd, IoOp};
 use crate::io::file::io_result;
+use crate::memory::buf::Buf;
 use crate::op::{Hold, Message, OpId, Part, Payload};
 
-/// Most bytes of one send. The kernel copies them while the core waits, and with it all other
-/// connections.
+/// Most bytes of one send, or of one receive into a buffer. The kernel copies them while the core
+/// waits, and with it all other connections.
 const SEND_BYTES_MAX: usize = 64 << 10;
 
 pub(crate) struct SocketInner {
@@ -219,6 +220,23 @@ impl Socket {
             unsafe { buf.set_len(buf.len() + n) };
         }
         (result, buf)
+    }
+
+    /// Receives into `buf` from `from` on, at most 64 KiB; waits until some bytes arrive. Returns
+    /// their number: 0 means that the other side has ended, or that there is no room.
+    ///
+    /// # Panics
+    /// When `from` lies outside the buffer.
+    pub async fn recv_into(&self, mut buf: Buf, from: usize) -> (io::Result<usize>, Buf) {
+        let rest = &mut buf[from..];
+        let op = IoOp::Recv {
+            fd: self.number(),
+            ptr: rest.as_mut_ptr().cast(),
+            len: rest.len().min(SEND_BYTES_MAX) as u32,
+        };
+        let (result, payload) = self.op(op, Payload::Buf(buf)).await;
+        let Payload::Buf(buf) = payload else { unreachable!("a receive owns its buffer") };
+        (io_result(result), buf)
     }
 
     /// Sends at most 64 KiB of `buf` from `from` on, once; waits until the socket takes some bytes.

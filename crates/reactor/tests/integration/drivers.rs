@@ -487,6 +487,36 @@ on_every_driver! {
         );
     }
 
+    /// A buffer of the pool is filled from a place on, and never beyond its end.
+    fn a_buffer_is_filled_from_the_socket(kind: DriverKind) {
+        const TOTAL: usize = 200_000;
+        serve(
+            &config(kind),
+            |core, listener| async move {
+                let socket = listener.accept().await.unwrap();
+                let mut buf = core.alloc_wait(TOTAL).await.unwrap();
+                let mut at = 100;
+                while at < TOTAL {
+                    let (received, back) = socket.recv_into(buf, at).await;
+                    buf = back;
+                    let n = received.unwrap();
+                    assert!(n > 0 && n <= 64 << 10);
+                    at += n;
+                }
+                assert!(buf[..100].iter().all(|byte| *byte == 0));
+                assert!(buf[100..].iter().enumerate().all(|(at, byte)| *byte == at as u8));
+                // What does not fit stays in the socket.
+                let (received, _) = socket.recv(Vec::new(), 100).await;
+                assert_eq!(received.unwrap(), 3);
+                assert_eq!(socket.recv_into(buf, 0).await.0.unwrap(), 0, "the end");
+            },
+            |addr| {
+                let bytes: Vec<u8> = (0..TOTAL - 100 + 3).map(|at| at as u8).collect();
+                TcpStream::connect(addr).unwrap().write_all(&bytes).unwrap();
+            },
+        );
+    }
+
     /// One task reads while another writes, on the same connection, both blocked at times.
     fn a_connection_is_read_and_written_concurrently(kind: DriverKind) {
         const TOTAL: usize = 8 << 20;

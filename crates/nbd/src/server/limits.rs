@@ -1,0 +1,145 @@
+//! Bounds of memory and time.
+//!
+//! All requests of a core together may hold a quarter of the core's pool, at most
+//! [`TOTAL_BYTES_MAX`]. A connection may hold a quarter of that, so that one that takes no replies
+//! leaves room for others. A connection that finds no room is not read.
+
+use std::cell::Cell;
+use std::rc::Rc;
+
+use reactor::Event;
+
+use crate::PAYLOAD_BYTES_MAX;
+
+/// Maximum number of connections.
+pub const CONNECTIONS_MAX: usize = 64;
+/// Maximum number of requests in flight of a connection.
+pub const REQUESTS_MAX: usize = 128;
+/// How long a handshake may take, in nanoseconds.
+pub const HANDSHAKE_NS: u64 = 10_000_000_000;
+/// Upper bound of the bytes that all requests of a core may hold.
+const TOTAL_BYTES_MAX: usize = 4 * CONNECTION_BYTES_MAX;
+/// Upper bound of those that the requests of a connection may hold: one of the longest.
+const CONNECTION_BYTES_MAX: usize = PAYLOAD_BYTES_MAX as usize + REQUEST_COST;
+/// Bytes that a request holds beside its data.
+pub const REQUEST_COST: usize = 512;
+/// How long a client may take to send a payload or to take replies: at least this, in nanoseconds,
+/// and longer for more bytes.
+const PATIENCE_NS: u64 = 30_000_000_000;
+/// The additional time for a byte: that of one MiB a second.
+const PATIENCE_NS_PER_BYTE: u64 = 1000;
+
+const _: () = assert!(REQUESTS_MAX * REQUEST_COST < CONNECTION_BYTES_MAX / 4);
+
+/// How long a client may take for so many bytes, in nanoseconds.
+pub fn patience_ns(bytes: usize) -> u64 {
+    PATIENCE_NS + PATIENCE_NS_PER_BYTE * bytes as u64
+}
+
+/// What the requests of a core may hold.
+pub struct Budget {
+    connection_bytes_max: usize,
+    total_bytes_max: usize,
+    bytes: Cell<usize>,
+    /// Notified after each release.
+    freed: Event,
+}
+
+impl Budget {
+    /// The budget of a core whose pool has `pool_bytes`.
+    pub fn new(pool_bytes: usize) -> Budget {
+        let total_bytes_max = (pool_bytes / 4).min(TOTAL_BYTES_MAX);
+        Budget {
+            connection_bytes_max: total_bytes_max / 4,
+            total_bytes_max,
+            bytes: Cell::new(0),
+            freed: Event::new(),
+        }
+    }
+
+    /// The longest payload of a request, in bytes: a power of two.
+    pub fn payload_bytes_max(&self) -> u32 {
+        let room = self.connection_bytes_max.saturating_sub(REQUEST_COST).max(1);
+        1 << room.ilog2().min(PAYLOAD_BYTES_MAX.ilog2())
+    }
+}
+
+/// What the requests of a connection hold.
+pub struct Share {
+    budget: Rc<Budget>,
+    bytes: Cell<usize>,
+    requests: Cell<usize>,
+}
+
+impl Share {
+    pub fn new(budget: &Rc<Budget>) -> Rc<Share> {
+        Rc::new(Share { budget: budget.clone(), bytes: Cell::new(0), requests: Cell::new(0) })
+    }
+
+    /// Waits until there is room for a request with `bytes` of data, at most
+    /// [`Budget::payload_bytes_max`].
+    pub async fn acquire(self: &Rc<Share>, bytes: usize) -> Permit {
+        self.budget.freed.wait_for(|| self.try_acquire(bytes)).await
+    }
+
+    fn try_acquire(self: &Rc<Share>, bytes: usize) -> Option<Permit> {
+        let bytes = bytes + REQUEST_COST;
+        let budget = &self.budget;
+        let fits = self.requests.get() < REQUESTS_MAX
+            && self.bytes.get() + bytes <= budget.connection_bytes_max
+            && budget.bytes.get() + bytes <= budget.total_bytes_max;
+        fits.then(|| {
+            self.requests.set(self.requests.get() + 1);
+            self.bytes.set(self.bytes.get() + bytes);
+            budget.bytes.set(budget.bytes.get() + bytes);
+            Permit { share: self.clone(), bytes }
+        })
+    }
+}
+
+/// What one request holds, until this is dropped.
+pub struct Permit {
+    share: Rc<Share>,
+    bytes: usize,
+}
+
+impl Drop for Permit {
+    fn drop(&mut self) {
+        let Share { budget, bytes, requests } = &*self.share;
+        requests.set(requests.get() - 1);
+        bytes.set(bytes.get() - self.bytes);
+        budget.bytes.set(budget.bytes.get() - self.bytes);
+        budget.freed.notify_all();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_longest_payload_fits_a_connection_and_four_connections_fit_the_core() {
+        for pool in [1 << 20, 8 << 20, 300 << 20, 4 << 30] {
+            let budget = Rc::new(Budget::new(pool));
+            let payload = budget.payload_bytes_max() as usize;
+            assert!(payload.is_power_of_two());
+            assert!((32 << 10..=32 << 20).contains(&payload));
+            let all: Vec<_> = (0..4).map(|_| Share::new(&budget)).collect();
+            let permits: Vec<_> = all.iter().map(|share| share.try_acquire(payload)).collect();
+            assert!(permits.iter().all(Option::is_some));
+            assert!(all[0].try_acquire(payload).is_none());
+            assert!(budget.bytes.get() <= pool / 4);
+            drop(permits);
+            assert_eq!(budget.bytes.get(), 0);
+        }
+    }
+
+    #[test]
+    fn small_requests_are_bounded_by_their_number() {
+        let budget = Rc::new(Budget::new(1 << 30));
+        let share = Share::new(&budget);
+        let permits: Vec<_> = std::iter::from_fn(|| share.try_acquire(0)).collect();
+        assert_eq!(permits.len(), REQUESTS_MAX);
+        assert!(Share::new(&budget).try_acquire(0).is_some());
+    }
+}

@@ -1,0 +1,308 @@
+//! A [`Volume`]: a disk while clients use it. Its connections share one channel to the device.
+//!
+//! 1. [`Volume::transfer`] cuts a request into pieces, and submits one after the other.
+//! 2. A poller of the core takes the completions, and answers the task that waits.
+//! 3. [`Volume::close`] refuses what comes later; [`Volume::abandon`] releases the device, whatever
+//!    is in flight there. The operations in flight hold their buffers until they are done.
+
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::rc::{Rc, Weak};
+
+use bdev::{BufChannel, BufDone, BufIo, Kind, Status};
+use reactor::{Buf, Core, Event, OneshotSender, Poller, PollerSlot, oneshot};
+
+use super::Disk;
+use crate::{Errno, ExportInfo, Rules};
+
+/// Most bytes of a piece of a read or a write. A memory device copies them while the core waits.
+const PIECE_BYTES: u64 = 1 << 20;
+
+/// A disk while clients use it; see the module text.
+pub struct Volume {
+    core: Core,
+    /// `None` after [`Volume::abandon`].
+    live: RefCell<Option<Live>>,
+    waiting: RefCell<BTreeMap<u64, OneshotSender<BufDone>>>,
+    /// The tag of the next piece.
+    next: Cell<u64>,
+    closed: Cell<bool>,
+    /// Transfers that have not ended.
+    transfers: Cell<usize>,
+    /// Notified when a piece or a transfer has ended.
+    ended: Event,
+}
+
+struct Live {
+    channel: BufChannel,
+    disk: Rc<dyn Disk>,
+    _poller: PollerSlot,
+}
+
+/// A request for the device. Offset and length are in bytes.
+#[derive(Clone, Copy, Debug)]
+pub struct Transfer {
+    pub kind: Kind,
+    pub offset: u64,
+    pub len: u64,
+    /// It is durable when it has ended.
+    pub fua: bool,
+}
+
+impl Volume {
+    /// Opens a channel to the disk.
+    ///
+    /// # Errors
+    /// As for [`BufChannel::new`].
+    pub fn open(core: &Core, disk: Rc<dyn Disk>) -> Result<Rc<Volume>, bdev::Error> {
+        let channel = BufChannel::new(disk.device(), core)?;
+        let volume = Rc::new(Volume {
+            core: core.clone(),
+            live: RefCell::default(),
+            waiting: RefCell::default(),
+            next: Cell::new(0),
+            closed: Cell::new(false),
+            transfers: Cell::new(0),
+            ended: Event::new(),
+        });
+        let pump = Pump { volume: Rc::downgrade(&volume), done: Vec::new() };
+        let live = Live { channel, disk, _poller: core.add_poller(pump) };
+        volume.live.replace(Some(live));
+        Ok(volume)
+    }
+
+    /// What a client may do now, with what it has negotiated.
+    ///
+    /// # Errors
+    /// [`Errno::Shutdown`] when the disk has gone.
+    pub fn rules(&self, structured: bool, allocation: bool) -> Result<Rules, Errno> {
+        let live = self.live.borrow();
+        let disk = live.as_ref().filter(|_| !self.closed.get()).ok_or(Errno::Shutdown)?;
+        let info = describe(&*disk.disk, crate::PAYLOAD_BYTES_MAX);
+        Ok(Rules {
+            size_bytes: info.size_bytes,
+            block_bytes: info.block_bytes,
+            payload_bytes_max: info.payload_bytes_max,
+            read_only: info.read_only,
+            trim: info.trim,
+            write_zeroes: info.write_zeroes,
+            structured,
+            allocation,
+        })
+    }
+
+    /// Transfers the data of a read or a write from the beginning of `buf` on, or executes a
+    /// request without data. Suspends until it has ended. Gives the buffer back, unless the volume
+    /// was abandoned.
+    pub async fn transfer(
+        &self,
+        transfer: Transfer,
+        mut buf: Option<Buf>,
+    ) -> (Result<(), Errno>, Option<Buf>) {
+        self.transfers.set(self.transfers.get() + 1);
+        let _ending = Ending(self);
+        let Transfer { kind, offset, len, fua } = transfer;
+        let writes = matches!(kind, Kind::Write | Kind::Discard | Kind::WriteZeroes { .. });
+        if kind == Kind::Flush {
+            return (self.flush().await, buf);
+        }
+        let piece_bytes = match self.piece_bytes(kind) {
+            Ok(bytes) => bytes,
+            Err(errno) => return (Err(errno), buf),
+        };
+        let whole = len <= piece_bytes;
+        let mut at = 0;
+        while at < len {
+            // Somebody else may have begun to write while the payload came.
+            if writes && self.is_read_only() {
+                return (Err(Errno::NotPermitted), buf);
+            }
+            let piece = (len - at).min(piece_bytes);
+            let io = BufIo {
+                kind,
+                offset: offset + at,
+                len: piece,
+                at: usize::try_from(at).unwrap_or(usize::MAX),
+                fua: fua && whole,
+                tag: 0,
+            };
+            let (done, back) = self.piece(io, buf).await;
+            buf = back;
+            if done.is_err() {
+                return (done, buf);
+            }
+            at += piece;
+            if at < len {
+                // A memory device completes immediately; others shall run, too.
+                self.core.yield_now().await;
+            }
+        }
+        if fua && !whole {
+            // One flush for all pieces.
+            return (self.flush().await, buf);
+        }
+        (Ok(()), buf)
+    }
+
+    async fn flush(&self) -> Result<(), Errno> {
+        let flush = BufIo { kind: Kind::Flush, offset: 0, len: 0, at: 0, fua: false, tag: 0 };
+        self.piece(flush, None).await.0
+    }
+
+    /// The longest piece of a request, in bytes.
+    fn piece_bytes(&self, kind: Kind) -> Result<u64, Errno> {
+        let live = self.live.borrow();
+        let geometry = live.as_ref().ok_or(Errno::Shutdown)?.channel.device().geometry();
+        Ok(match kind {
+            Kind::Read | Kind::Write | Kind::Flush => PIECE_BYTES,
+            Kind::Discard => geometry.discard_max.max(PIECE_BYTES),
+            Kind::WriteZeroes { .. } => geometry.write_zeroes_max.max(PIECE_BYTES),
+        })
+    }
+
+    fn is_read_only(&self) -> bool {
+        self.live.borrow().as_ref().is_some_and(|live| is_read_only(&*live.disk))
+    }
+
+    /// Submits a piece, and waits for its end.
+    async fn piece(&self, io: BufIo, mut buf: Option<Buf>) -> (Result<(), Errno>, Option<Buf>) {
+        let tag = self.next.replace(self.next.get() + 1);
+        loop {
+            {
+                let mut live = self.live.borrow_mut();
+                let Some(live) = live.as_mut().filter(|_| !self.closed.get()) else {
+                    return (Err(Errno::Shutdown), buf);
+                };
+                match live.channel.submit(BufIo { tag, ..io }, buf) {
+                    Ok(()) => break,
+                    Err((bdev::Full, back)) => buf = back,
+                }
+            }
+            self.ended.wait().await;
+        }
+        let (sender, answer) = oneshot();
+        self.waiting.borrow_mut().insert(tag, sender);
+        // A memory device has completed it.
+        self.poll(&mut Vec::new());
+        match answer.await {
+            Ok(BufDone { status, buf, .. }) => (outcome(io.kind, status), buf),
+            Err(reactor::Closed) => (Err(Errno::Shutdown), None),
+        }
+    }
+
+    /// Answers the tasks whose pieces have completed; true if there was one.
+    fn poll(&self, done: &mut Vec<BufDone>) -> bool {
+        if let Some(live) = &mut *self.live.borrow_mut() {
+            live.channel.poll(done);
+        }
+        let any = !done.is_empty();
+        for done in done.drain(..) {
+            let sender = self.waiting.borrow_mut().remove(&done.tag);
+            // A task of a stopping core may have gone.
+            let _ = sender.map(|sender| sender.send(done));
+        }
+        if any {
+            self.ended.notify_all();
+        }
+        any
+    }
+
+    fn ready(&self) -> bool {
+        self.live.borrow().as_ref().is_some_and(|live| live.channel.ready())
+    }
+
+    /// Refuses all later requests with [`Errno::Shutdown`].
+    pub fn close(&self) {
+        self.closed.set(true);
+    }
+
+    /// Whether requests are refused because the disk goes.
+    pub fn is_closed(&self) -> bool {
+        self.closed.get()
+    }
+
+    /// Waits until nothing is in flight.
+    pub async fn idle(&self) {
+        self.ended.wait_until(|| self.is_idle()).await;
+    }
+
+    /// Whether nothing is in flight.
+    pub fn is_idle(&self) -> bool {
+        self.transfers.get() == 0
+    }
+
+    /// Releases the device. Requests in flight fail with [`Errno::Shutdown`].
+    pub fn abandon(&self) {
+        self.close();
+        let live = self.live.take();
+        let waiting = self.waiting.take();
+        drop((live, waiting));
+        self.ended.notify_all();
+    }
+}
+
+/// Counts a transfer until it has ended, also if its task is dropped.
+struct Ending<'a>(&'a Volume);
+
+impl Drop for Ending<'_> {
+    fn drop(&mut self) {
+        self.0.transfers.set(self.0.transfers.get() - 1);
+        self.0.ended.notify_all();
+    }
+}
+
+fn outcome(kind: Kind, status: Status) -> Result<(), Errno> {
+    match status {
+        Status::Ok => Ok(()),
+        // A trim is a hint.
+        Status::Unsupported if kind == Kind::Discard => Ok(()),
+        Status::Unsupported => Err(Errno::Invalid),
+        Status::IoError => Err(Errno::Io),
+        Status::NoSpace => Err(Errno::NoSpace),
+    }
+}
+
+fn is_read_only(disk: &dyn Disk) -> bool {
+    disk.device().geometry().read_only || disk.is_taken()
+}
+
+/// What a client learns of a disk.
+pub fn describe(disk: &dyn Disk, payload_bytes_max: u32) -> ExportInfo {
+    let geometry = disk.device().geometry();
+    let block_bytes = geometry.block_size;
+    // The protocol wants a power of two.
+    let preferred = geometry.physical_block_size.max(geometry.min_io).max(4096);
+    ExportInfo {
+        size_bytes: geometry.size_bytes,
+        read_only: is_read_only(disk),
+        trim: geometry.discard,
+        write_zeroes: geometry.write_zeroes,
+        allocation: false,
+        block_bytes,
+        preferred_bytes: preferred.next_power_of_two().min(payload_bytes_max).max(block_bytes),
+        payload_bytes_max,
+        description: String::new(),
+    }
+}
+
+/// Takes the completions of a volume in every turn of the core.
+struct Pump {
+    volume: Weak<Volume>,
+    done: Vec<BufDone>,
+}
+
+impl Poller for Pump {
+    fn poll(&mut self) -> bool {
+        self.volume.upgrade().is_some_and(|volume| volume.poll(&mut self.done))
+    }
+
+    fn pure_check(&mut self) -> bool {
+        self.volume.upgrade().is_some_and(|volume| volume.ready())
+    }
+
+    fn arm(&mut self) -> bool {
+        !self.pure_check()
+    }
+
+    fn disarm(&mut self) {}
+}

@@ -1,0 +1,413 @@
+//! A server in a simulated world, whose clients send what they like.
+
+use std::cell::Cell;
+use std::collections::BTreeMap;
+use std::future::Future;
+use std::net::SocketAddr;
+use std::rc::Rc;
+
+use bdev::Bdev;
+use nbd::fuzz::{client_flags, go, option_bytes, request_bytes};
+use nbd::{CONNECTIONS_MAX, Disk, Disks, Server};
+use reactor::sim::{NetConfig, SimConfig, World};
+use reactor::{Core, Socket, timeout};
+
+const READ: u16 = 0;
+const WRITE: u16 = 1;
+const DISC: u16 = 2;
+const FLUSH: u16 = 3;
+const TRIM: u16 = 4;
+const ZEROES: u16 = 6;
+const SECOND_NS: u64 = 1_000_000_000;
+
+struct TestDisk {
+    device: Bdev,
+    taken: Cell<bool>,
+}
+
+impl Disk for TestDisk {
+    fn device(&self) -> &Bdev {
+        &self.device
+    }
+
+    fn is_taken(&self) -> bool {
+        self.taken.get()
+    }
+}
+
+#[derive(Clone, Default)]
+struct TestDisks(Rc<std::cell::RefCell<BTreeMap<String, Rc<TestDisk>>>>);
+
+impl Disks for TestDisks {
+    fn names(&self) -> Vec<String> {
+        self.0.borrow().keys().cloned().collect()
+    }
+
+    fn disk(&self, name: &str) -> Option<Rc<dyn Disk>> {
+        let disk = self.0.borrow().get(name)?.clone();
+        Some(disk)
+    }
+}
+
+/// A server and what its tests need.
+#[derive(Clone)]
+struct Scene {
+    core: Core,
+    world: World,
+    server: Rc<Server>,
+    disks: TestDisks,
+}
+
+fn addr() -> SocketAddr {
+    SocketAddr::from(([127, 0, 0, 1], 10809))
+}
+
+/// Runs a test with a server of these disks.
+fn with_disks<F: Future<Output = ()> + 'static>(
+    disks: &'static [(&'static str, &'static str)],
+    test: impl Fn(Scene) -> F + Clone + Send + 'static,
+) {
+    for seed in 0..8 {
+        let world =
+            World::new(seed, 1, SimConfig { net: NetConfig::default(), ..SimConfig::default() });
+        world.add_file("/disks/a.img", vec![0xEE; 4 << 20]);
+        let (inside, test) = (world.clone(), test.clone());
+        let run = world.run(move |core| {
+            let (world, test) = (inside.clone(), test.clone());
+            async move {
+                let all = TestDisks::default();
+                for (name, uri) in disks {
+                    let device = Bdev::open(&core, uri).await.unwrap();
+                    let disk = TestDisk { device, taken: Cell::new(false) };
+                    all.0.borrow_mut().insert((*name).to_owned(), Rc::new(disk));
+                }
+                let listener = core.listen_alone(addr()).unwrap();
+                let server = Server::start(&core, listener, Box::new(all.clone()));
+                let scene = Scene { core: core.clone(), world, server, disks: all };
+                test(scene.clone()).await;
+                scene.server.stop(SECOND_NS).await;
+                assert_eq!(scene.server.connections(), 0);
+                assert_eq!(core.pool().used(), 0, "seed {seed}: a buffer is missing");
+            }
+        });
+        run.unwrap_or_else(|why| panic!("seed {seed}: {why:?}"));
+    }
+}
+
+/// A client that sends bytes.
+struct Client {
+    socket: Socket,
+    input: Vec<u8>,
+}
+
+impl Client {
+    fn connect(scene: &Scene) -> Client {
+        let socket = scene.world.connect(&scene.core, addr()).unwrap();
+        Client { socket, input: Vec::new() }
+    }
+
+    /// Connects and chooses an export.
+    async fn of(scene: &Scene, name: &str) -> Client {
+        let mut client = Client::connect(scene);
+        client.send(&[client_flags(3), go(7, name, &[])].concat()).await;
+        client.take(18).await.unwrap();
+        loop {
+            let header = client.take(20).await.unwrap();
+            let len = u32::from_be_bytes(header[16..].try_into().unwrap());
+            client.take(len as usize).await.unwrap();
+            if header[12..16] == [0, 0, 0, 1] {
+                return client;
+            }
+        }
+    }
+
+    async fn send(&self, bytes: &[u8]) {
+        // The server may have gone.
+        let _ = self.socket.send(bytes.to_vec()).await;
+    }
+
+    async fn request(&self, command: u16, cookie: u64, offset: u64, len: u32, data: &[u8]) {
+        let header = request_bytes(command, 0, cookie, offset, len);
+        self.send(&[&header, data].concat()).await;
+    }
+
+    /// The next `n` bytes; `None` at the end of the connection.
+    async fn take(&mut self, n: usize) -> Option<Vec<u8>> {
+        while self.input.len() < n {
+            let input = std::mem::take(&mut self.input);
+            let (received, input) = self.socket.recv(input, 64 << 10).await;
+            self.input = input;
+            if !matches!(received, Ok(1..)) {
+                return None;
+            }
+        }
+        let rest = self.input.split_off(n);
+        Some(std::mem::replace(&mut self.input, rest))
+    }
+
+    /// The error and the cookie of the next simple reply.
+    async fn reply(&mut self) -> Option<(u32, u64)> {
+        let reply = self.take(16).await?;
+        assert_eq!(reply[..4], [0x67, 0x44, 0x66, 0x98]);
+        let errno = u32::from_be_bytes(reply[4..8].try_into().unwrap());
+        Some((errno, u64::from_be_bytes(reply[8..].try_into().unwrap())))
+    }
+
+    async fn read(&mut self, offset: u64, len: u32) -> Vec<u8> {
+        self.request(READ, 1, offset, len, &[]).await;
+        assert_eq!(self.reply().await, Some((0, 1)));
+        self.take(len as usize).await.unwrap()
+    }
+
+    async fn write(&mut self, offset: u64, data: &[u8]) -> u32 {
+        self.request(WRITE, 2, offset, data.len() as u32, data).await;
+        self.reply().await.unwrap().0
+    }
+}
+
+#[test]
+fn what_is_written_is_read() {
+    with_disks(&[("m", "mem:4M"), ("f", "file:/disks/a.img")], async |scene| {
+        for name in ["m", "f"] {
+            let mut client = Client::of(&scene, name).await;
+            let data: Vec<u8> = (0..1 << 20 | 512).map(|n: u32| (n / 7) as u8).collect();
+            assert_eq!(client.write(4096, &data).await, 0);
+            assert!(client.read(4096, data.len() as u32).await == data, "{name}");
+            assert_eq!(client.read(4608, 512).await, data[512..1024]);
+            client.request(TRIM, 3, 8192, 4096, &[]).await;
+            client.request(ZEROES, 4, 16384, 4096, &[]).await;
+            client.request(FLUSH, 5, 0, 0, &[]).await;
+            let mut replies = Vec::new();
+            for _ in 0..3 {
+                replies.push(client.reply().await.unwrap());
+            }
+            replies.sort();
+            assert_eq!(replies, [(0, 3), (0, 4), (0, 5)]);
+            assert_eq!(client.read(16384, 4096).await, [0; 4096]);
+            // Beyond the end, not in whole blocks, of no length, and unknown.
+            for (command, offset, len, errno) in
+                [(READ, 4 << 20, 512, 22), (READ, 1, 512, 22), (READ, 0, 0, 0), (5, 0, 512, 22)]
+            {
+                client.request(command, 9, offset, len, &[]).await;
+                assert_eq!(client.reply().await, Some((errno, 9)));
+            }
+            assert_eq!(client.write((4 << 20) - 512, &[1; 1024]).await, 28);
+            assert_eq!(client.write(0, &vec![1; 3 << 20]).await, 22, "too long");
+            assert_eq!(client.read((4 << 20) - 512, 512).await.len(), 512);
+            client.request(DISC, 0, 0, 0, &[]).await;
+            assert_eq!(client.reply().await, None);
+        }
+        let counters = scene.server.counters();
+        assert_eq!((counters.accepted, counters.failed), (2, 10));
+    });
+}
+
+#[test]
+fn requests_in_flight_are_answered_in_any_order() {
+    with_disks(&[("a", "delay:all=10us..10ms|mem:4M")], async |scene| {
+        let mut client = Client::of(&scene, "a").await;
+        for cookie in 0..500_u64 {
+            client.request(WRITE, cookie, cookie * 4096, 4096, &[cookie as u8; 4096]).await;
+        }
+        let mut cookies = Vec::new();
+        for _ in 0..500 {
+            let (errno, cookie) = client.reply().await.unwrap();
+            assert_eq!(errno, 0);
+            cookies.push(cookie);
+        }
+        assert!(!cookies.is_sorted(), "they were executed one after the other");
+        cookies.sort_unstable();
+        assert_eq!(cookies, (0..500).collect::<Vec<_>>());
+        // All replies before the end come.
+        for cookie in 0..100 {
+            client.request(READ, cookie, cookie * 4096, 4096, &[]).await;
+        }
+        client.request(DISC, 0, 0, 0, &[]).await;
+        for _ in 0..100 {
+            let (errno, cookie) = client.reply().await.unwrap();
+            assert_eq!(errno, 0);
+            assert_eq!(client.take(4096).await.unwrap(), [cookie as u8; 4096]);
+        }
+        assert_eq!(client.reply().await, None);
+    });
+}
+
+#[test]
+fn structured_replies_carry_the_offset() {
+    with_disks(&[("a", "mem:1M")], async |scene| {
+        let mut client = Client::connect(&scene);
+        client.send(&[client_flags(3), option_bytes(8, &[]), go(7, "a", &[])].concat()).await;
+        // Greeting, one reply without data, two with information, and the last.
+        client.take(18 + 20 + (20 + 12) + (20 + 14) + 20).await.unwrap();
+        client.request(READ, 6, 4096, 512, &[]).await;
+        let header = client.take(28).await.unwrap();
+        assert_eq!(header[..8], [0x66, 0x8e, 0x33, 0xef, 0, 1, 0, 1]);
+        assert_eq!(header[16..], [0, 0, 2, 8, 0, 0, 0, 0, 0, 0, 16, 0]);
+        assert_eq!(client.take(512).await.unwrap(), [0; 512]);
+        client.request(READ, 6, 4097, 512, &[]).await;
+        let header = client.take(26).await.unwrap();
+        assert_eq!((header[6], header[23]), (0x80, 22));
+    });
+}
+
+#[test]
+fn a_disk_that_somebody_else_has_is_not_written() {
+    with_disks(&[("a", "mem:1M")], async |scene| {
+        let mut client = Client::of(&scene, "a").await;
+        assert_eq!(client.write(0, &[1; 512]).await, 0);
+        // He comes while the data of a write is on its way.
+        client.send(&request_bytes(WRITE, 0, 7, 512, 1024)).await;
+        client.send(&[2; 512]).await;
+        scene.core.sleep_ns(SECOND_NS).await;
+        scene.disks.0.borrow()["a"].taken.set(true);
+        client.send(&[2; 512]).await;
+        assert_eq!(client.reply().await, Some((1, 7)));
+        assert_eq!(client.write(0, &[3; 512]).await, 1);
+        client.request(ZEROES, 8, 0, 512, &[]).await;
+        assert_eq!(client.reply().await, Some((1, 8)));
+        assert_eq!(client.read(0, 1024).await, [[1; 512], [0; 512]].concat());
+        scene.disks.0.borrow()["a"].taken.set(false);
+        assert_eq!(client.write(0, &[3; 512]).await, 0);
+    });
+}
+
+#[test]
+fn garbage_and_silence_end_a_connection_and_no_other() {
+    with_disks(&[("a", "mem:1M")], async |scene| {
+        let mut good = Client::of(&scene, "a").await;
+        let long = option_bytes(7, &vec![0; 20 << 10]);
+        let missing = [client_flags(3), option_bytes(1, b"b")].concat();
+        let chosen = [client_flags(3), go(7, "a", &[])].concat();
+        let requests = [chosen.clone(), vec![7; 100]].concat();
+        let huge = [chosen, request_bytes(WRITE, 0, 1, 0, u32::MAX)].concat();
+        let flags = client_flags(0xffff_ffff);
+        let web = b"GET / HTTP/1.1\r\n\r\n".to_vec();
+        for bytes in [web, flags, [client_flags(3), long].concat(), missing, requests, huge] {
+            let mut client = Client::connect(&scene);
+            client.send(&bytes).await;
+            let end = timeout(&scene.core, SECOND_NS, client.take(10_000)).await;
+            assert_eq!(end, Ok(None), "{:?}", &bytes[..4]);
+        }
+        let began_ns = scene.core.now_ns();
+        let mut silent = Client::connect(&scene);
+        silent.send(&client_flags(3)).await;
+        assert_eq!(silent.take(10_000).await, None);
+        let ns = scene.core.now_ns() - began_ns;
+        assert!((10 * SECOND_NS..11 * SECOND_NS).contains(&ns), "{ns}");
+        assert_eq!(good.read(0, 512).await, [0; 512]);
+    });
+}
+
+#[test]
+fn connections_are_bounded() {
+    with_disks(&[("a", "mem:1M")], async |scene| {
+        let mut all = Vec::new();
+        for _ in 0..CONNECTIONS_MAX {
+            all.push(Client::of(&scene, "a").await);
+        }
+        assert_eq!(scene.server.connections_of("a"), CONNECTIONS_MAX);
+        let mut more = Client::connect(&scene);
+        assert_eq!(more.take(18).await, None);
+        assert_eq!(scene.server.counters().refused, 1);
+        drop(all.pop());
+        while scene.server.connections() == CONNECTIONS_MAX {
+            scene.core.sleep_ns(1_000_000).await;
+        }
+        Client::of(&scene, "a").await.read(0, 512).await;
+    });
+}
+
+#[test]
+fn a_client_that_sends_half_a_write_or_takes_no_replies_delays_nobody() {
+    with_disks(&[("a", "mem:4M")], async |scene| {
+        let half = Client::of(&scene, "a").await;
+        half.send(&request_bytes(WRITE, 0, 1, 0, 1 << 20)).await;
+        half.send(&[1; 1000]).await;
+        let mut deaf: Vec<Client> = Vec::new();
+        for _ in 0..2 {
+            let client = Client::of(&scene, "a").await;
+            let requests: Vec<_> =
+                (0..200).flat_map(|n| request_bytes(READ, 0, n, 0, 1 << 20)).collect();
+            client.send(&requests).await;
+            deaf.push(client);
+        }
+        scene.core.sleep_ns(SECOND_NS).await;
+        let limit = scene.core.pool().limit();
+        assert!(scene.core.pool().used() <= limit / 4 + (2 << 20), "{}", scene.core.pool().used());
+        let mut good = Client::of(&scene, "a").await;
+        let began_ns = scene.core.now_ns();
+        assert_eq!(good.write(0, &[5; 1 << 20]).await, 0);
+        assert_eq!(good.read(0, 1 << 20).await.len(), 1 << 20);
+        assert!(scene.core.now_ns() - began_ns < SECOND_NS);
+        while scene.server.connections() > 1 {
+            scene.core.sleep_ns(SECOND_NS).await;
+        }
+        let ns = scene.core.now_ns() - began_ns;
+        assert!((25 * SECOND_NS..70 * SECOND_NS).contains(&ns), "{ns}");
+        // A write of which half came changes nothing.
+        assert_eq!(good.read(0, 512).await, [5; 512]);
+        drop((half, deaf));
+    });
+}
+
+#[test]
+fn clients_of_a_disk_that_goes_are_told_so() {
+    with_disks(&[("a", "delay:write=1s|mem:1M"), ("b", "mem:1M")], async |scene| {
+        let (mut client, mut other) =
+            (Client::of(&scene, "a").await, Client::of(&scene, "b").await);
+        client.request(WRITE, 1, 0, 512, &[1; 512]).await;
+        scene.core.sleep_ns(SECOND_NS / 2).await;
+        let gone = scene.disks.0.borrow_mut().remove("a").unwrap();
+        let (server, closing) = (scene.server.clone(), scene.core.clone());
+        let closed = closing
+            .spawn(reactor::Class::Control, async move { server.close("a", 5 * SECOND_NS).await });
+        client.request(READ, 2, 0, 512, &[]).await;
+        assert_eq!(client.reply().await, Some((108, 2)));
+        // What was in flight is done.
+        assert_eq!(client.reply().await, Some((0, 1)));
+        assert!(closed.await);
+        assert_eq!(Rc::strong_count(&gone), 1, "the server has released the disk");
+        assert_eq!(client.reply().await, None);
+        assert_eq!(other.read(0, 512).await, [0; 512]);
+        assert_eq!(scene.server.connections(), 1);
+    });
+}
+
+#[test]
+fn a_device_that_does_not_answer_is_abandoned() {
+    with_disks(&[("a", "delay:write=1000s|mem:1M")], async |scene| {
+        let mut client = Client::of(&scene, "a").await;
+        client.request(WRITE, 1, 0, 512, &[1; 512]).await;
+        scene.core.sleep_ns(SECOND_NS / 2).await;
+        // The node goes on if it cannot be handed over.
+        let why = scene.server.pause(SECOND_NS).await.unwrap_err();
+        assert!(why.ends_with("of these disks: a"), "{why}");
+        scene.server.resume();
+        let gone = scene.disks.0.borrow_mut().remove("a").unwrap();
+        assert!(!scene.server.close("a", SECOND_NS).await);
+        assert_eq!(Rc::strong_count(&gone), 1);
+        assert_eq!(client.reply().await, Some((108, 1)));
+        assert_eq!(client.reply().await, None);
+    });
+}
+
+#[test]
+fn a_pause_ends_connections_and_clients_come_back_after_it() {
+    with_disks(&[("a", "delay:write=10ms|mem:1M")], async |scene| {
+        let mut client = Client::of(&scene, "a").await;
+        let idle = Client::of(&scene, "a").await;
+        let shaking = Client::connect(&scene);
+        client.request(WRITE, 1, 0, 512, &[4; 512]).await;
+        scene.core.sleep_ns(1_000_000).await;
+        scene.server.pause(5 * SECOND_NS).await.unwrap();
+        assert_eq!(client.reply().await, Some((0, 1)));
+        assert_eq!(client.reply().await, None);
+        let mut early = Client::connect(&scene);
+        let waits = timeout(&scene.core, SECOND_NS, early.take(18)).await;
+        assert!(waits.is_err(), "nobody is served");
+        scene.server.resume();
+        let mut again = Client::of(&scene, "a").await;
+        assert_eq!(again.read(0, 512).await, [4; 512]);
+        drop((idle, shaking));
+    });
+}
