@@ -2,7 +2,7 @@
 
 use std::io::{IsTerminal, Write};
 
-use node::{Config, Machine, Ready, Settings, Size, write_list};
+use node::{Config, Machine, NbdAddress, Ready, Settings, Size, write_list};
 
 use crate::allocator::{allocated_bytes, return_memory_soon};
 use crate::args::ServeArgs;
@@ -35,6 +35,7 @@ pub fn run(args: ServeArgs) -> Result<(), Failure> {
         salvage: yes(args.salvage),
         allow_remote: yes(args.allow_remote),
         metrics: args.metrics,
+        nbd: args.nbd,
         log_level: args.log_level,
         log_format: args.log_format,
         log_file: args.log_file,
@@ -73,6 +74,13 @@ fn say_ready(config: &Config, ready: &Ready) {
     }
     if let Some(addr) = ready.metrics {
         text.push_str(&format!("metrics: http://{addr}/metrics\n"));
+    }
+    match &ready.nbd {
+        Some(NbdAddress::Tcp(addr)) => text.push_str(&format!("nbd: nbd://{addr}/DISK\n")),
+        Some(NbdAddress::Unix(path)) => {
+            text.push_str(&format!("nbd: nbd+unix:///DISK?socket={}\n", path.display()));
+        }
+        None => {}
     }
     if let Some(path) = ready.admin.as_ref().filter(|_| config.data.is_none()) {
         text.push_str(&format!("admin: {}\n", path.display()));
@@ -157,6 +165,7 @@ mod tests {
             database: Some(database),
             disks: Vec::new(),
             metrics: None,
+            nbd: None,
             admin: None,
             driver: "io_uring",
         };

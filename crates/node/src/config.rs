@@ -18,6 +18,7 @@ use crate::disks::spec::{self, DiskSpec};
 use crate::error::{Error, Kind};
 use crate::log::LogConfig;
 use crate::machine::Machine;
+use crate::nbd_address::NbdAddress;
 use crate::redis_version::RedisVersion;
 use crate::size::Size;
 use crate::tls::{TlsConfig, TlsSettings};
@@ -83,6 +84,8 @@ pub struct Settings {
     pub allow_remote: Option<bool>,
     /// Address and port of the metrics.
     pub metrics: Option<String>,
+    /// Where NBD clients connect: address and port, or `unix:` and a path.
+    pub nbd: Option<String>,
     /// The log level.
     #[serde(default, deserialize_with = "from_text")]
     pub log_level: Option<Filter>,
@@ -172,6 +175,7 @@ impl Settings {
             salvage: self.salvage.or(other.salvage),
             allow_remote: self.allow_remote.or(other.allow_remote),
             metrics: self.metrics.or(other.metrics),
+            nbd: self.nbd.or(other.nbd),
             log_level: self.log_level.or(other.log_level),
             log_format: self.log_format.or(other.log_format),
             log_file: self.log_file.or(other.log_file),
@@ -253,6 +257,8 @@ pub struct Config {
     pub salvage: bool,
     /// The address of the metrics, if any.
     pub metrics: Option<SocketAddr>,
+    /// Where NBD clients connect, if anywhere.
+    pub nbd: Option<NbdAddress>,
     /// The log.
     pub log: LogConfig,
     /// The password that clients must give before anything else.
@@ -318,6 +324,7 @@ impl Config {
             Ok(metrics) => metrics,
             Err(what) => return Err(usage(what)),
         };
+        let nbd = settings.nbd.as_deref().map(parse_nbd).transpose().map_err(usage)?;
         let tls_listen = settings.tls_listen.as_deref().map(parse_listen).transpose();
         let tls = TlsSettings {
             certificate: settings.tls_cert,
@@ -339,6 +346,13 @@ impl Config {
             return Err(usage(format!("{listen} cannot serve both clients and metrics"))
                 .hint("give --metrics another port"));
         }
+        if let Some(NbdAddress::Tcp(addr)) = nbd
+            && addr.port() != 0
+            && [Some(listen), metrics, tls_listen].contains(&Some(addr))
+        {
+            return Err(usage(format!("{addr} cannot serve both NBD and something else"))
+                .hint("give --nbd another port"));
+        }
         let password = match (&settings.password_file, settings.requirepass) {
             (Some(file), _) => Some(read_password(file).map_err(usage)?),
             (None, word) => word.and_then(Password::new),
@@ -347,6 +361,7 @@ impl Config {
         if !allow_remote {
             check_reachable(listen, metrics, password.is_some())?;
             check_reachable(tls_listen.unwrap_or(listen), metrics, password.is_some())?;
+            check_nbd_reachable(nbd.as_ref())?;
         }
         let processors = place(settings.cores.as_ref(), &machine.allowed)
             .map_err(|what| usage(what).hint("omit --cores to use all of them"))?;
@@ -371,6 +386,7 @@ impl Config {
             secondary: settings.secondary.unwrap_or(false),
             salvage: settings.salvage.unwrap_or(false),
             metrics,
+            nbd,
             log: LogConfig {
                 level: settings.log_level.unwrap_or(LogConfig::default().level),
                 format: settings.log_format.unwrap_or_default(),
@@ -434,6 +450,22 @@ fn check_reachable(
     Ok(())
 }
 
+/// Refuses an address for NBD clients that other machines can reach.
+fn check_nbd_reachable(nbd: Option<&NbdAddress>) -> Result<(), Error> {
+    match nbd {
+        Some(NbdAddress::Tcp(addr)) if !addr.ip().is_loopback() => {
+            let what = format!(
+                "NBD on {addr} would let other machines read and write the disks, without a password"
+            );
+            Err(Error::new(Kind::Usage, what).hint(
+                "listen on 127.0.0.1 or at unix:PATH, or add --allow-remote if the network is \
+                 private",
+            ))
+        }
+        _ => Ok(()),
+    }
+}
+
 /// The memory budget of a node in bytes: `asked`, or a quarter of the machine's memory.
 fn memory_bytes(asked: Option<Size>, cores: usize, machine: &Machine) -> Result<u64, Error> {
     let memory_bytes = asked.map_or(machine.memory_bytes / 4, |size| size.0);
@@ -478,6 +510,17 @@ fn parse_listen(text: &str) -> Result<SocketAddr, String> {
     Err(format!("'{text}' is not an address to listen on: write {LISTEN_DEFAULT} or [::1]:6379"))
 }
 
+/// Reads an address for NBD clients.
+fn parse_nbd(text: &str) -> Result<NbdAddress, String> {
+    match text.strip_prefix("unix:") {
+        Some("") => Err("'unix:' names no socket: write unix:PATH".to_owned()),
+        Some(path) => Ok(NbdAddress::Unix(path.into())),
+        None => parse_listen(text).map(NbdAddress::Tcp).map_err(|_| {
+            format!("'{text}' is no address for NBD: write 127.0.0.1:10809 or unix:PATH")
+        }),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -501,7 +544,7 @@ mod tests {
         let settings = Settings::from_toml(
             "data = '/srv/db'\nread-only = true\nlisten = '[::1]:7000'\ncores = '0-1'\n\
              memory = '4G'\nadopt = false\npoll = 'never'\nio = 'epoll'\nsecondary = true\nallow-remote = false\n\
-             metrics = ':9121'\nlog-level = 'warn,lsm=debug'\nlog-format = 'json'\nlog-file = '/var/log/m'\n\
+             metrics = ':9121'\nnbd = 'unix:/run/nbd'\nlog-level = 'warn,lsm=debug'\nlog-format = 'json'\nlog-file = '/var/log/m'\n\
              sandbox = 'on'\n",
         )
         .unwrap();
@@ -517,6 +560,7 @@ mod tests {
         assert!(Settings::from_toml("sandbox = 'maybe'").is_err());
         assert_eq!(config.log.level.to_string(), "warn,lsm=debug");
         assert_eq!(config.metrics.unwrap().to_string(), "127.0.0.1:9121");
+        assert_eq!(config.nbd, Some(NbdAddress::Unix("/run/nbd".into())));
         assert_eq!(config.log.format, Format::Json);
         assert_eq!(config.log.file.as_deref(), Some(Path::new("/var/log/m")));
         assert_eq!(Settings::from_toml("cores = 2").unwrap().cores, Some(CoreChoice::Count(2)));
@@ -582,6 +626,11 @@ mod tests {
         let remote = Settings { listen: Some("0.0.0.0:6379".into()), ..minimal() };
         let metrics = Settings { metrics: Some("0.0.0.0:9121".into()), ..minimal() };
         assert!(refused(metrics).to_string().contains("without a password"));
+        let nbd = |addr: &str| Settings { nbd: Some(addr.into()), ..minimal() };
+        assert!(refused(nbd("[::]:10809")).to_string().contains("read and write the disks"));
+        assert!(refused(nbd(LISTEN_DEFAULT)).advice().unwrap().contains("--nbd"));
+        assert!(refused(nbd("unix:")).to_string().contains("unix:PATH"));
+        assert!(refused(nbd("nbd://x")).to_string().contains("127.0.0.1:10809"));
         let twice = Settings { metrics: Some(LISTEN_DEFAULT.into()), ..minimal() };
         assert!(refused(twice).advice().unwrap().contains("--metrics"));
         assert!(refused(remote.clone()).to_string().contains("no password is set"));

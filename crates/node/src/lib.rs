@@ -23,6 +23,7 @@ mod launcher;
 mod log;
 mod machine;
 mod mutant;
+mod nbd_address;
 mod patience;
 mod process;
 mod redis_version;
@@ -52,6 +53,7 @@ pub use machine::Machine;
 #[cfg(feature = "mutants")]
 #[doc(hidden)]
 pub use mutant::{Mutant, set_mutant};
+pub use nbd_address::NbdAddress;
 pub use process::{CpuTime, count_memory_with, memory_use, resident_bytes};
 
 pub use redis_version::RedisVersion;

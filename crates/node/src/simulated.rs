@@ -18,7 +18,7 @@ use crate::disks::{Disks, Served, options};
 use crate::error::{Error, Kind};
 use crate::machine::Machine;
 use crate::patience::{LINGER_NS, patiently};
-use crate::upgrade::{Upgrader, follow, inherit};
+use crate::upgrade::{Doors, Upgrader, follow, inherit};
 
 /// A node whose disks are real and whose system is simulated.
 pub struct Node {
@@ -102,7 +102,7 @@ impl Node {
         let disks = Disks::start(core, resources, disks, following, false).await;
         let disks = Rc::new(disks.map_err(|error| error.to_string())?);
         let upgrader = Upgrader::new(core, || {}, || false);
-        upgrader.ready(disks.clone(), Vec::new(), None);
+        upgrader.ready(disks.clone(), Doors::default());
         Ok(Node { core: core.clone(), disks, upgrader })
     }
 

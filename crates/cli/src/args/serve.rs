@@ -179,6 +179,13 @@ pub struct ServeArgs {
     /// Serve metrics in Prometheus's text format at http://ADDR/metrics
     #[arg(long, value_name = "ADDR")]
     pub metrics: Option<String>,
+    /// Serve the disks to NBD clients, under their names: HOST:PORT or unix:PATH
+    ///
+    /// For qemu-img, nbdcopy, nbd-client and others: --nbd 127.0.0.1:10809, and then qemu-img info
+    /// nbd://127.0.0.1/NAME. A disk that a virtual machine has is read-only for them. There is no
+    /// password: an address that other machines can reach needs --allow-remote.
+    #[arg(long, value_name = "ADDR")]
+    pub nbd: Option<String>,
     /// The log level: off, error, warn, info, debug or trace [default: info]
     ///
     /// Modules may have their own levels: warn,lsm=debug.

@@ -38,6 +38,8 @@ pub struct Connection {
     server: Rc<Server>,
     number: u64,
     socket: Socket,
+    /// Its address, for the log.
+    peer: String,
     share: Rc<Share>,
     /// The disk that it uses.
     disk: RefCell<Option<String>>,
@@ -102,6 +104,7 @@ impl Connection {
         let connection = Rc::new(Connection {
             server: server.clone(),
             number,
+            peer: socket.peer_addr().map_or("local".to_owned(), |addr| addr.to_string()),
             socket,
             share: Share::new(&server.budget),
             disk: RefCell::default(),
@@ -139,7 +142,7 @@ impl Connection {
         self.server.ended.notify_all();
         drop(unsent);
         let disk = self.disk.borrow().clone().unwrap_or_default();
-        let peer = self.peer();
+        let peer = &self.peer;
         match why {
             Why::Done if disk.is_empty() => {}
             Why::Done => tracing::info!(%disk, %peer, "an NBD client has left"),
@@ -156,10 +159,6 @@ impl Connection {
         }
     }
 
-    fn peer(&self) -> String {
-        self.socket.peer_addr().map_or_else(|_| "local".to_owned(), |addr| addr.to_string())
-    }
-
     async fn serve(self: &Rc<Self>) -> Result<(), Why> {
         let core = &self.server.core;
         let ended = self.changed.wait_until(|| self.end.get().is_some());
@@ -173,7 +172,7 @@ impl Connection {
         };
         let Chosen { name, structured, allocation } = chosen;
         let volume = self.server.volume(&name).map_err(Why::Failed)?;
-        tracing::info!(disk = %name, peer = %self.peer(), "an NBD client has connected");
+        tracing::info!(disk = %name, peer = %self.peer, "an NBD client has connected");
         self.disk.replace(Some(name));
         let replies = Replies { structured };
         let session = Session { volume, replies, structured, allocation };

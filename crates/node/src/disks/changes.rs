@@ -136,8 +136,8 @@ impl Disks {
     /// [`STOP_NS`]: then operations in flight are abandoned. Other changes may be made meanwhile.
     ///
     /// # Errors
-    /// When there is no disk of that name, a virtual machine is connected and `force` is not given,
-    /// or the state directory cannot be written.
+    /// When there is no disk of that name, a virtual machine or an NBD client is connected and
+    /// `force` is not given, or the state directory cannot be written.
     pub async fn detach(
         self: &Rc<Self>,
         core: &Core,
@@ -167,6 +167,13 @@ impl Disks {
                      requests then wait until a disk is attached at the same socket again",
                 ));
             }
+            if self.nbd_clients(name) > 0 && !force {
+                let what = format!("an NBD client is connected to disk {name}");
+                return Err(Error::new(Kind::Usage, what).hint(
+                    "disconnect it; --force closes its connection: requests then fail with \
+                     ESHUTDOWN",
+                ));
+            }
             (disk.spec.clone(), disk.attached)
         };
         let resources = self.resources()?;
@@ -177,6 +184,11 @@ impl Disks {
             self.with(name, |disk| std::mem::replace(&mut disk.serving, Err(Absent::Leaves(None))));
         if !matches!(was, Some(Err(Absent::Failed(_)))) {
             resources.close(&spec).await;
+        }
+        if let Some(server) = self.nbd()
+            && !server.close(name, STOP_NS).await
+        {
+            tracing::error!(disk = %name, "its device is not done with requests of NBD clients: they are abandoned");
         }
         match was {
             Some(Ok(serving)) => self.end(core, name, serving),

@@ -1,8 +1,8 @@
 //! The disks that a node serves to virtual machines: opened at the start, attached while it runs,
 //! or taken over from the predecessor; ended with the node, or handed over to the successor.
 //!
-//! This room uses `ipc`, to ask the launcher; it knows nothing of upgrades. `arrivals` and
-//! `changes` continue the methods of [`Disks`].
+//! This room uses `ipc`, to ask the launcher; it knows nothing of upgrades. `arrivals`, `changes`
+//! and `export` (for NBD clients) continue the methods of [`Disks`].
 //!
 //! Disks configured at the start come first; attached ones come back from the state directory after
 //! them. One change is made at a time.
@@ -10,6 +10,7 @@
 pub(crate) mod arrivals;
 mod changes;
 pub(crate) mod events;
+mod export;
 pub(crate) mod limits;
 pub(crate) mod protocol;
 pub(crate) mod report;
@@ -118,6 +119,8 @@ pub(crate) struct Disks {
     ended: Cell<bool>,
     /// Another process has them now, with their sockets.
     left: Cell<bool>,
+    /// Serves them to NBD clients.
+    nbd: RefCell<Option<Rc<nbd::Server>>>,
     /// Notified when a change has ended, a detached disk has gone, or the node ends.
     changed: Event,
 }
@@ -414,6 +417,7 @@ impl Disks {
         self.ended.set(true);
         self.changed.notify_all();
         self.changed.wait_until(|| !self.handing_over.get()).await;
+        self.stop_nbd().await;
         let following = self.following.take();
         if let Some(following) = following {
             following.await;

@@ -53,6 +53,9 @@ pub(crate) struct Hello {
     pub holes: BTreeMap<String, Option<bool>>,
     /// The socket for metrics comes along.
     pub metrics: bool,
+    /// The socket for NBD clients comes along, after it.
+    #[serde(default)]
+    pub nbd: bool,
     /// A node has served before: the front ends of its disks may wait.
     pub restarted: bool,
 }

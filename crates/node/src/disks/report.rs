@@ -179,8 +179,30 @@ pub(crate) fn long(disk: &Disk) -> Value {
     value
 }
 
+/// Appends the metrics of the service for NBD clients.
+fn nbd(text: &mut Exposition, server: &nbd::Server) {
+    let counters = server.counters();
+    text.gauge("nbd_connections", "Connections of NBD clients").value(server.connections());
+    text.counter("nbd_accepted_connections_total", "Connections of NBD clients since the start")
+        .value(counters.accepted);
+    text.counter("nbd_refused_connections_total", "Those closed because there were too many")
+        .value(counters.refused);
+    text.counter("nbd_requests_total", "Requests of NBD clients that have succeeded")
+        .labelled(&[("kind", &"read")], counters.reads)
+        .labelled(&[("kind", &"write")], counters.writes)
+        .labelled(&[("kind", &"other")], counters.others);
+    text.counter("nbd_failed_requests_total", "Requests of NBD clients that have failed")
+        .value(counters.failed);
+    text.counter("nbd_bytes_total", "Bytes that NBD clients have read and written")
+        .labelled(&[("kind", &"read")], counters.read_bytes)
+        .labelled(&[("kind", &"write")], counters.written_bytes);
+}
+
 /// Appends the metrics of all disks.
 pub(crate) fn metrics(text: &mut Exposition, disks: &Disks) {
+    if let Some(server) = disks.nbd() {
+        nbd(text, &server);
+    }
     let mut names = Vec::new();
     let (mut counts, mut kinds) = (Vec::new(), Vec::new());
     disks.each(|disk| {

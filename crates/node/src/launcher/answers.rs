@@ -1,6 +1,5 @@
 //! The answers to a node's questions.
 
-use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::rc::Rc;
 
@@ -125,19 +124,37 @@ impl Launcher {
                 }
                 node.set_begun(Ok(()));
                 self.changed.wait_until(|| !node.waits() || node.has_ended()).await;
+                if node.has_ended() {
+                    return Err(Error::new(Kind::System, "it has ended"));
+                }
                 // A spare node could not listen while another one did, whose ring may do so still.
-                let listener = match self.metrics.filter(|_| node.was_spare()) {
-                    Some(addr) => Some(self.listen(addr).await?),
+                let metrics = match self.metrics.filter(|_| node.was_spare()) {
+                    Some(addr) => {
+                        let listen = || reactor::listen(addr, false);
+                        Some(self.listen("metrics", Exclusive::Port(addr), listen).await?)
+                    }
+                    None => None,
+                };
+                let nbd = match self.nbd.as_ref().filter(|_| node.was_spare()) {
+                    Some(addr) => {
+                        Some(self.listen("NBD", addr.exclusive(), || addr.listen()).await?)
+                    }
                     None => None,
                 };
                 let open = self.open.borrow();
                 let holes = open.iter().map(|(name, open)| (name.clone(), open.holes)).collect();
                 let (admin, remembers) = (self.admin.clone(), self.resources.remembers());
-                let metrics = listener.is_some();
                 let restarted = self.has_served.get();
-                let hello = Hello { admin, remembers, holes, metrics, restarted };
+                let hello = Hello {
+                    admin,
+                    remembers,
+                    holes,
+                    metrics: metrics.is_some(),
+                    nbd: nbd.is_some(),
+                    restarted,
+                };
                 let (text, _) = json_answer(&hello)?;
-                Ok((text, node.line.take().into_iter().chain(listener).collect()))
+                Ok((text, node.line.take().into_iter().chain(metrics).chain(nbd).collect()))
             }
             ToLauncher::Disks => json_answer(&self.resources.disks()),
             ToLauncher::Serving => {
@@ -239,15 +256,19 @@ impl Launcher {
         Ok((text, descriptors))
     }
 
-    /// Listens for metrics.
-    async fn listen(&self, addr: SocketAddr) -> Result<OwnedFd, Error> {
-        let patience = Patience::with(Exclusive::Port(addr));
+    /// Listens for clients of a kind, in place of a node that has died.
+    async fn listen(
+        &self,
+        kind: &str,
+        what: Exclusive,
+        listen: impl Fn() -> std::io::Result<OwnedFd>,
+    ) -> Result<OwnedFd, Error> {
+        let patience = Patience::with(what.clone());
         let in_use = |error: &std::io::Error| {
             error.kind() == std::io::ErrorKind::AddrInUse && patience.lasts(&self.core)
         };
-        let listening = async || reactor::listen(addr, false);
-        patiently(&self.core, in_use, listening).await.map_err(|error| {
-            Error::new(Kind::System, format!("cannot listen for metrics on {addr}: {error}"))
+        patiently(&self.core, in_use, async || listen()).await.map_err(|error| {
+            Error::new(Kind::System, format!("cannot listen for {kind} on {what}: {error}"))
         })
     }
 

@@ -15,6 +15,7 @@ use crate::cores::CoreChoice;
 use crate::disks::spec::DiskSpec;
 use crate::error::Error;
 use crate::machine::Machine;
+use crate::nbd_address::NbdAddress;
 use crate::size::Size;
 
 /// The values. No secret is among them.
@@ -26,6 +27,8 @@ pub(crate) struct KeptConfig {
     admin: Option<PathBuf>,
     listen: SocketAddr,
     metrics: Option<SocketAddr>,
+    #[serde(default)]
+    nbd: Option<String>,
     processors: Vec<usize>,
     memory_bytes: u64,
     log_level: String,
@@ -42,6 +45,7 @@ impl KeptConfig {
             admin: config.admin.clone(),
             listen: config.listen,
             metrics: config.metrics,
+            nbd: config.nbd.as_ref().map(NbdAddress::to_string),
             processors: config.processors.clone(),
             memory_bytes: config.memory_bytes,
             log_level: config.log.level.to_string(),
@@ -62,6 +66,7 @@ impl KeptConfig {
             admin: self.admin,
             listen: Some(self.listen.to_string()),
             metrics: self.metrics.map(|addr| addr.to_string()),
+            nbd: self.nbd,
             allow_remote: Some(true),
             cores: Some(CoreChoice::List(self.processors)),
             memory: Some(Size(self.memory_bytes)),
@@ -96,7 +101,7 @@ mod tests {
 
     #[test]
     fn a_configuration_is_kept_without_its_files() {
-        let settings = "data = '/db'\nlisten = '[::]:7000'\nallow-remote = true\nmetrics = '127.0.0.1:7001'\n\
+        let settings = "data = '/db'\nlisten = '[::]:7000'\nallow-remote = true\nmetrics = '127.0.0.1:7001'\nnbd = 'unix:/n.sock'\n\
              cores = 1\nmemory = '64M'\nlog-level = 'info,lsm=debug'\nlog-format = 'json'\n\
              log-file = '/log'\nstate = '/state'\nadmin = '/admin'\n\
              [[disk]]\nname = 'a'\nuri = 'null:1G'\nsocket = '/a.sock'\n";

@@ -81,6 +81,7 @@ use crate::disks::state::remembers_disks;
 use crate::error::{Error, Kind};
 use crate::launcher::to_node::ToNode;
 use crate::log::LOG_PATIENCE;
+use crate::nbd_address::NbdAddress;
 use crate::process::use_huge_pages;
 use crate::upgrade::{own_program, upgraded};
 
@@ -178,6 +179,8 @@ struct Launcher {
     starts_spare: Cell<bool>,
     /// Where the node serves metrics.
     metrics: Option<SocketAddr>,
+    /// Where the node serves NBD clients.
+    nbd: Option<NbdAddress>,
     kept_config: KeptConfig,
     /// A node has served.
     has_served: Cell<bool>,
@@ -219,6 +222,7 @@ impl Launcher {
             spare: RefCell::default(),
             starts_spare: Cell::new(false),
             metrics: config.metrics,
+            nbd: config.nbd.clone(),
             kept_config: KeptConfig::of(config),
             has_served: Cell::new(node.is_serving()),
             uses_own: Cell::new(false),
@@ -298,6 +302,11 @@ impl Launcher {
         let left = self.open.take();
         left.values().for_each(|open| remove(&open.spec.socket));
         if let Some(path) = &self.admin {
+            remove(path);
+        }
+        // The name of another program's socket is not ours.
+        let has_served = self.has_served.get() || self.current.borrow().is_serving();
+        if let Some(path) = self.nbd.as_ref().and_then(NbdAddress::path).filter(|_| has_served) {
             remove(path);
         }
     }

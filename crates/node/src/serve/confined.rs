@@ -15,7 +15,7 @@ use super::NodeState;
 use super::commands::Admin;
 use super::open::no_directory;
 use super::phases::Phase;
-use super::ports::{listen_on_all, no_port, patiently_now};
+use super::ports::{listen_on_all, no_nbd, no_port, patiently_now};
 use crate::admin::Commands;
 use crate::config::{Config, Sandbox};
 use crate::disks::protocol::{Hello, ToLauncher, VERSION};
@@ -25,6 +25,7 @@ use crate::ipc::frames::Limits;
 use crate::launcher::confine::{Beneath, confine_calls, confine_paths};
 use crate::launcher::to_node::ToNode;
 use crate::launcher::{self, SAID_BYTES_MAX};
+use crate::patience::Exclusive;
 use crate::process::{executable, resident_bytes, working_directory};
 use crate::upgrade::Upgrader;
 
@@ -38,6 +39,8 @@ pub(super) struct Confined {
     /// there.
     pub clients: Vec<Vec<OwnedFd>>,
     pub metrics: Option<OwnedFd>,
+    /// The socket for NBD clients, in the same way.
+    pub nbd: Option<OwnedFd>,
     /// Receives the next log file.
     pub log: NextFile,
     /// The result of [`confine_paths`].
@@ -112,7 +115,7 @@ pub(super) fn confine(
     if let Some(data) = &config.data {
         for door in config.doors() {
             let listen = || listen_on_all(door.addr, config.processors.len());
-            clients.push(match patiently_now(door.addr, succeeds, listen) {
+            clients.push(match patiently_now(Exclusive::Port(door.addr), succeeds, listen) {
                 Ok(sockets) => sockets,
                 Err(error) => {
                     handed(no_port(door.addr, door.flag, &error))?;
@@ -125,9 +128,16 @@ pub(super) fn confine(
         }
     }
     if let Some(addr) = config.metrics {
-        match patiently_now(addr, succeeds, || reactor::listen(addr, false)) {
+        match patiently_now(Exclusive::Port(addr), succeeds, || reactor::listen(addr, false)) {
             Ok(socket) => metrics = Some(socket),
             Err(error) => handed(no_port(addr, "--metrics", &error))?,
+        }
+    }
+    let mut nbd = None;
+    if let Some(addr) = &config.nbd {
+        match patiently_now(addr.exclusive(), succeeds, || addr.listen()) {
+            Ok(socket) => nbd = Some(socket),
+            Err(error) => handed(no_nbd(addr, &error))?,
         }
     }
     let data = config.data.as_deref().filter(|data| data.exists());
@@ -140,7 +150,7 @@ pub(super) fn confine(
         return Err(Error::new(Kind::System, format!("this node cannot be confined: {why}"))
             .hint("--sandbox auto confines it as far as possible"));
     }
-    Ok((sink, Confined { launcher, channel, clients, metrics, log: next, paths }))
+    Ok((sink, Confined { launcher, channel, clients, metrics, nbd, log: next, paths }))
 }
 
 /// Makes the kernel kill this process when its launcher ends. The setting belongs to the calling
@@ -170,15 +180,25 @@ fn make_directory_now(data: &Path) -> Result<(), Error> {
     made.map_err(|error| no_directory(data, &error))
 }
 
-/// Confines all threads and starts the conversation with the launcher. Returns the line to the
-/// predecessor, if there is one to take over from, and the socket for metrics, if the launcher
-/// listens. A spare node waits here until it is needed.
+/// What a launcher has sent with its first answer.
+#[derive(Default)]
+pub(super) struct FromLauncher {
+    /// The line to the predecessor, if there is one to take over from.
+    pub line: Option<OwnedFd>,
+    /// The socket for metrics, if the launcher listens.
+    pub metrics: Option<OwnedFd>,
+    /// The socket for NBD clients, if the launcher listens.
+    pub nbd: Option<OwnedFd>,
+}
+
+/// Confines all threads and starts the conversation with the launcher. A spare node waits here
+/// until it is needed.
 pub(super) async fn begin(
     core: &Core,
     node: &Arc<NodeState>,
     confined: &Confined,
     upgrader: &Rc<Upgrader>,
-) -> Result<(Link, Option<OwnedFd>, Option<OwnedFd>), Error> {
+) -> Result<(Link, FromLauncher), Error> {
     end_with_launcher(confined.launcher)?;
     // No ring can be made afterwards.
     let all_run = || node.started.load(Ordering::Acquire) >= core.cores();
@@ -218,11 +238,11 @@ pub(super) async fn begin(
     core.spawn(Class::Control, Rc::new(requests).run());
     let hello = channel.ask(&ToLauncher::Begin { version: VERSION }, &[]).await?;
     let link = Link { channel, hello: hello.read()?, admin };
-    let descriptor = hello.descriptors.into_iter().next();
-    Ok(match link.hello.metrics {
-        true => (link, None, descriptor),
-        false => (link, descriptor, None),
-    })
+    let mut descriptors = hello.descriptors;
+    let mut last = |comes: bool| if comes { descriptors.pop() } else { None };
+    let (nbd, metrics) = (last(link.hello.nbd), last(link.hello.metrics));
+    let line = descriptors.pop();
+    Ok((link, FromLauncher { line, metrics, nbd }))
 }
 
 /// The launcher's requests, and what they work on.

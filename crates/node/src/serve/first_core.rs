@@ -13,14 +13,16 @@ use reactor::{Class, Core, JoinHandle, Listener, UnixListener};
 
 use super::commands::Admin;
 use super::compactions::Compactions;
-use super::confined::{Link, begin};
+use super::confined::{FromLauncher, Link, begin};
 use super::holds::Holds;
 use super::info::Description;
 use super::ingestions::Ingestions;
 use super::metrics::{self, Sources};
 use super::open::{explain, open, open_for_writing};
 use super::phases::Phase;
-use super::ports::{inherited_listener, is_in_use, listen_alone, listen_on_all, no_port};
+use super::ports::{
+    inherited_listener, is_in_use, listen_alone, listen_for_nbd, listen_on_all, no_nbd, no_port,
+};
 use super::{Clients, Database, NodeState, Opened, Ready, watch_signals};
 use crate::admin;
 use crate::config::{ClientDoor, Sandbox};
@@ -31,15 +33,17 @@ use crate::disks::spec::DiskSpec;
 use crate::disks::{Disks, Served};
 use crate::error::{Error, Kind};
 use crate::launcher;
+use crate::nbd_address::NbdAddress;
 use crate::patience::{Exclusive, Patience, patiently};
 use crate::process::{descriptors_max, use_huge_pages};
 use crate::room_for_clients::clients_max;
 use crate::start::{listen_admin, open_state};
-use crate::upgrade::{self, Predecessor, Upgrader, follow, line_to_predecessor};
+use crate::upgrade::{self, Doors, Predecessor, Upgrader, follow, line_to_predecessor};
 
 /// What core 0 has prepared, beside what the cores share.
 pub(super) struct FirstCore {
     metrics: Option<Listener>,
+    nbd: Option<Listener>,
     taken: Vec<(Served, JoinHandle<()>)>,
     upgrader: Rc<Upgrader>,
     predecessor: Option<Rc<Predecessor>>,
@@ -53,8 +57,8 @@ pub(super) struct FirstCore {
 pub(super) struct Reporting {
     /// Tasks that report and answer.
     pub tasks: Vec<JoinHandle<()>>,
-    /// The admin socket.
-    pub admin_at: Option<PathBuf>,
+    /// The names of Unix sockets at which this process listens.
+    pub names: Vec<PathBuf>,
 }
 
 impl FirstCore {
@@ -68,15 +72,15 @@ impl FirstCore {
         let ending = node.clone();
         let leave = move || leaving.phases.raise(Phase::Draining);
         let upgrader = Upgrader::new(core, leave, move || ending.phases.now() > Phase::Running);
-        let (link, line, own_metrics) = match &node.confined {
+        let (link, sent) = match &node.confined {
             None => {
                 let (core, node, upgrader) = (core.clone(), node.clone(), upgrader.clone());
                 core.clone().spawn(Class::Control, watch_signals(core, node, upgrader));
-                (None, line_to_predecessor()?, None)
+                (None, FromLauncher { line: line_to_predecessor()?, ..FromLauncher::default() })
             }
             Some(confined) => {
-                let (link, line, metrics) = begin(core, node, confined, &upgrader).await?;
-                (Some(link), line, metrics)
+                let (link, sent) = begin(core, node, confined, &upgrader).await?;
+                (Some(link), sent)
             }
         };
         let own = |fd: &OwnedFd| fd.try_clone().ok();
@@ -87,9 +91,10 @@ impl FirstCore {
             .flat_map(|early| &early.clients)
             .map(|door| door.iter().filter_map(own).collect())
             .collect();
-        let mut metrics = early.and_then(|early| own(early.metrics.as_ref()?)).or(own_metrics);
+        let mut metrics = early.and_then(|early| own(early.metrics.as_ref()?)).or(sent.metrics);
+        let mut nbd = early.and_then(|early| own(early.nbd.as_ref()?)).or(sent.nbd);
         let (mut taken, mut predecessor) = (Vec::new(), None);
-        if let Some(line) = line {
+        if let Some(line) = sent.line {
             let holes = link.as_ref().map(|link| link.hello.holes.clone());
             let holes = holes.unwrap_or_default();
             let inherited = upgrade::inherit(core, &node.config, line, &holes).await?;
@@ -102,6 +107,7 @@ impl FirstCore {
                 nth += 1;
             }
             metrics = inherited.metrics.or(metrics);
+            nbd = inherited.nbd.or(nbd);
             predecessor = Some(inherited.predecessor);
         }
         // Not before it serves, if another node has served meanwhile.
@@ -110,6 +116,13 @@ impl FirstCore {
             (None, _) => None,
             (Some(addr), Some(fd)) => Some(inherited_listener(core, addr, fd)?),
             (Some(addr), None) => Some(listen_alone(core, addr, "--metrics").await?),
+        };
+        let nbd = match (&node.config.nbd, nbd) {
+            (None, _) => None,
+            (Some(addr), Some(fd)) => {
+                Some(Listener::from_fd(core, fd).map_err(|error| no_nbd(addr, &error))?)
+            }
+            (Some(addr), None) => Some(listen_for_nbd(core, addr).await?),
         };
         let (mut opened, mut shard) = (None, None);
         if let Some(data) = &node.config.data {
@@ -128,7 +141,7 @@ impl FirstCore {
         let _ = node.opened.set(opened);
         node.phases.raise(Phase::Running);
         let admin = None;
-        Ok((FirstCore { metrics, taken, upgrader, predecessor, link, admin }, shard))
+        Ok((FirstCore { metrics, nbd, taken, upgrader, predecessor, link, admin }, shard))
     }
 
     /// Starts the disks: those that were taken over, and those that are opened here.
@@ -179,10 +192,25 @@ impl FirstCore {
     ) -> Result<Reporting, Error> {
         let mut reporting = Reporting::default();
         let own = |fd: &OwnedFd| fd.try_clone().ok();
-        let doors = node.doors.iter().filter_map(|door| own(door.get()?)).collect();
-        let metrics = self.metrics.as_ref().and_then(Listener::host_fd);
-        let metrics = metrics.and_then(|fd| fd.try_clone_to_owned().ok());
-        self.upgrader.ready(disks.clone(), doors, metrics);
+        let listening = node.doors.iter().filter_map(|door| own(door.get()?)).collect();
+        let link = self.link.as_ref();
+        let door = |listener: &Option<Listener>| {
+            listener.as_ref().and_then(Listener::host_fd)?.try_clone_to_owned().ok()
+        };
+        let doors =
+            Doors { clients: listening, metrics: door(&self.metrics), nbd: door(&self.nbd) };
+        self.upgrader.ready(disks.clone(), doors);
+        let nbd = match (self.nbd, &node.config.nbd) {
+            (Some(listener), Some(addr)) => {
+                if link.is_none() {
+                    reporting.names.extend(addr.path().cloned());
+                }
+                let addr = listener.local_addr().map_or(addr.clone(), NbdAddress::Tcp);
+                disks.serve_nbd(core, listener);
+                Some(addr)
+            }
+            _ => None,
+        };
         let reporter = || clients.map(|clients| clients.server.reporter());
         let metrics = match self.metrics {
             Some(metrics) => {
@@ -200,11 +228,13 @@ impl FirstCore {
             let (core, disks) = (core.clone(), disks.clone());
             Admin { core, disks, reporter: reporter(), holds, compactions, ingestions, upgrader }
         };
+        let mut admin_at = None;
         if let Some((path, listener)) = self.admin {
             let admin = Rc::new(admin(Some(self.upgrader)));
             let answering = admin::serve(listener, admin, Rc::default());
             reporting.tasks.push(core.spawn(Class::Control, answering));
-            reporting.admin_at = Some(path);
+            reporting.names.push(path.clone());
+            admin_at = Some(path);
         } else if let Some(link) = &self.link {
             link.admin.fill(admin(None));
         }
@@ -221,15 +251,14 @@ impl FirstCore {
         }
         let mut served = Vec::new();
         disks.each(|disk| served.extend(disk.serving.is_ok().then(|| disk.spec.clone())));
-        let link = self.link.as_ref();
-        let admin = reporting.admin_at.clone().or_else(|| link?.hello.admin.clone());
+        let admin = admin_at.or_else(|| link?.hello.admin.clone());
         // Do this first: a process that has read that the node serves may ask it to end in an
         // orderly way.
         match link {
             Some(link) => drop(link.channel.ask(&ToLauncher::Serving, &[]).await?),
             None => disks.report(core, What::Serving { process: std::process::id() }),
         }
-        on_ready(&Ready { database, disks: served, metrics, admin, driver });
+        on_ready(&Ready { database, disks: served, metrics, nbd, admin, driver });
         Ok(reporting)
     }
 }
@@ -324,7 +353,8 @@ async fn open_database(
         driver: core.driver_name(),
         run_id,
     };
-    let clients_max = clients_max(core.cores(), descriptors_max(), first_free)?;
+    let of_nbd = if config.nbd.is_some() { nbd::CONNECTIONS_MAX as u64 } else { 0 };
+    let clients_max = clients_max(core.cores(), descriptors_max(), first_free + of_nbd)?;
     let password = config.password.clone();
     let debug_commands = config.debug_commands;
     let redis_version = config.redis_version.to_string();

@@ -55,6 +55,7 @@ use crate::error::{Error, Kind};
 use crate::launcher;
 use crate::log::LOG_PATIENCE;
 use crate::machine::Machine;
+use crate::nbd_address::NbdAddress;
 use crate::process::{raise_descriptors, use_huge_pages};
 use crate::upgrade::{self, Upgrader, line_to_predecessor};
 
@@ -70,6 +71,8 @@ pub struct Ready {
     pub disks: Vec<DiskSpec>,
     /// The address of the metrics, if any.
     pub metrics: Option<SocketAddr>,
+    /// Where NBD clients connect, if anywhere.
+    pub nbd: Option<NbdAddress>,
     /// The admin socket, if any.
     pub admin: Option<PathBuf>,
     /// The I/O driver in use.
@@ -311,21 +314,22 @@ async fn serve_clients(
     }
     node.ended.fetch_add(1, Ordering::AcqRel);
     node.phases.wake();
-    Ok(Some(Ending { stopping, disks, admin_at: reporting.admin_at }))
+    Ok(Some(Ending { stopping, disks, names: reporting.names }))
 }
 
 /// What remains of a core's work when its clients have gone.
 struct Ending {
     stopping: JoinHandle<()>,
     disks: Rc<Disks>,
-    admin_at: Option<PathBuf>,
+    /// Those of [`Reporting::names`].
+    names: Vec<PathBuf>,
 }
 
 impl Ending {
     async fn finish(self, core: &Core, node: &NodeState) {
         self.stopping.await;
-        if let Some(path) = self.admin_at.filter(|_| !self.disks.have_left()) {
-            remove(&path);
+        if !self.disks.have_left() {
+            self.names.iter().for_each(|path| remove(path));
         }
         if core.id() == 0 {
             node.phases.raise(Phase::Stopped);

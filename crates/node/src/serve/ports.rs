@@ -1,4 +1,4 @@
-//! The listening sockets for clients and metrics.
+//! The listening sockets for clients, metrics and NBD clients.
 
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
@@ -7,17 +7,18 @@ use std::time::Duration;
 use reactor::{Core, Listener};
 
 use crate::error::{Error, Kind};
+use crate::nbd_address::NbdAddress;
 use crate::patience::{Exclusive, Patience, patiently};
 
 /// Listens before any core runs, with the patience of a core. A successor does not wait, because
 /// its predecessor listens.
 #[expect(clippy::disallowed_methods, reason = "start-up code, before any core runs")]
 pub(super) fn patiently_now<T>(
-    addr: SocketAddr,
+    what: Exclusive,
     succeeds: bool,
     listen: impl Fn() -> std::io::Result<T>,
 ) -> std::io::Result<T> {
-    let (patience, since) = (Patience::with(Exclusive::Port(addr)), std::time::Instant::now());
+    let (patience, since) = (Patience::with(what), std::time::Instant::now());
     let now_ns = || u64::try_from(since.elapsed().as_nanos()).unwrap_or(u64::MAX);
     loop {
         match listen() {
@@ -58,6 +59,29 @@ pub(super) async fn listen_alone(
     let in_use = |error: &std::io::Error| is_in_use(error) && patience.lasts(core);
     let listener = patiently(core, in_use, async || core.listen_alone(addr)).await;
     listener.map_err(|error| no_port(addr, flag, &error))
+}
+
+/// Listens for NBD clients, if nobody else does.
+pub(super) async fn listen_for_nbd(core: &Core, addr: &NbdAddress) -> Result<Listener, Error> {
+    let patience = Patience::with(addr.exclusive());
+    let in_use = |error: &std::io::Error| is_in_use(error) && patience.lasts(core);
+    let fd = patiently(core, in_use, async || addr.listen()).await;
+    fd.and_then(|fd| Listener::from_fd(core, fd)).map_err(|error| no_nbd(addr, &error))
+}
+
+/// The error of listening for NBD clients.
+pub(crate) fn no_nbd(addr: &NbdAddress, error: &std::io::Error) -> Error {
+    match addr {
+        NbdAddress::Tcp(addr) => no_port(*addr, "--nbd", error),
+        NbdAddress::Unix(path) if is_in_use(error) => {
+            let what =
+                format!("{} is in use by another program, or is not a socket", path.display());
+            Error::new(Kind::PortInUse, what).hint("choose another path with --nbd unix:PATH")
+        }
+        NbdAddress::Unix(path) => {
+            Error::new(Kind::System, format!("cannot listen at {}: {error}", path.display()))
+        }
+    }
 }
 
 pub(super) fn is_in_use(error: &std::io::Error) -> bool {

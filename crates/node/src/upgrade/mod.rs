@@ -31,8 +31,9 @@
 //! 3. Slow work is done before the disks are quiesced. No disk waits for another's device, and the
 //!    node does not wait for a slow disk: that disk follows, with its requests in flight
 //!    (`moving.rs`).
-//! 4. No socket is closed: listening sockets and connections live on in the successor, and no
-//!    connection is refused meanwhile; those of clients of the database wait to be accepted.
+//! 4. No listening socket is closed, and neither is the connection of a guest: they live on in the
+//!    successor, and no connection is refused meanwhile; those of clients wait to be accepted. The
+//!    connections of NBD clients end before the first disk is quiesced.
 //!
 //! A disk is handed over as it runs, whatever the successor's configuration says of a disk of the
 //! same name; disks that only the configuration has are started afterwards.
@@ -101,14 +102,25 @@ impl Successor {
     }
 }
 
+/// The listening sockets of a node.
+#[derive(Default)]
+pub(crate) struct Doors {
+    /// For clients, by core.
+    pub clients: Vec<OwnedFd>,
+    /// For metrics.
+    pub metrics: Option<OwnedFd>,
+    /// For NBD clients.
+    pub nbd: Option<OwnedFd>,
+}
+
 /// Hands a node over to a successor. Belongs to core 0.
 pub(crate) struct Upgrader {
     core: Core,
     cores: usize,
     /// `None` until the node serves.
     disks: RefCell<Option<Rc<Disks>>>,
-    /// Listening sockets for clients, by core, and the one for metrics.
-    doors: RefCell<Option<(Vec<OwnedFd>, Option<OwnedFd>)>>,
+    /// `None` until the node serves.
+    doors: RefCell<Option<Doors>>,
     /// Notified when the node serves.
     serves: Event,
     busy: Cell<bool>,
@@ -148,9 +160,9 @@ impl Upgrader {
     }
 
     /// Sets what the node serves.
-    pub fn ready(&self, disks: Rc<Disks>, clients: Vec<OwnedFd>, metrics: Option<OwnedFd>) {
+    pub fn ready(&self, disks: Rc<Disks>, doors: Doors) {
         self.disks.replace(Some(disks));
-        self.doors.replace(Some((clients, metrics)));
+        self.doors.replace(Some(doors));
         self.serves.notify_all();
     }
 
@@ -181,7 +193,7 @@ impl Upgrader {
     }
 
     fn has_database(&self) -> bool {
-        self.doors.borrow().as_ref().is_some_and(|(clients, _)| !clients.is_empty())
+        self.doors.borrow().as_ref().is_some_and(|doors| !doors.clients.is_empty())
     }
 
     /// Like [`Upgrader::to`], with a successor that another process has started, at the other end
@@ -232,6 +244,7 @@ impl Upgrader {
             Ok(moves) => moves,
             Err(why) => {
                 disks.resume();
+                disks.resume_nbd();
                 self.busy.set(false);
                 return Err(why);
             }
@@ -297,6 +310,11 @@ impl Upgrader {
     async fn converse(&self, line: Rc<Line>, disks: &[Served]) -> Result<Moves, String> {
         let core = &self.core;
         self.unless_it_ends(self.prepare(&line, disks)).await?;
+        // No request of an NBD client may be in flight here while the successor serves.
+        let served = self.disks.borrow().clone();
+        if let Some(served) = served {
+            self.unless_it_ends(served.pause_nbd()).await?;
+        }
         let kept = line.clone();
         let mut moves = Moves::new(core, line, disks, self.committed.clone());
         match moves.until_it_leads(&self.ends).await {
@@ -380,16 +398,21 @@ impl Upgrader {
             descriptors.extend(files);
             line.send(&message, &descriptors).await?;
         }
-        let (message, descriptors) = {
+        let (message, descriptors, nbd) = {
             let doors = self.doors.borrow();
-            let (clients, metrics) = doors.as_ref().ok_or("the node is starting")?;
+            let Doors { clients, metrics, nbd } = doors.as_ref().ok_or("the node is starting")?;
+            let failed = |error: std::io::Error| format!("listening sockets: {error}");
             let all = clients.iter().chain(metrics);
             let descriptors = all.map(OwnedFd::try_clone).collect::<Result<Vec<_>, _>>();
-            let descriptors = descriptors.map_err(|error| format!("listening sockets: {error}"))?;
+            let nbd = nbd.as_ref().map(OwnedFd::try_clone).transpose().map_err(failed)?;
             let clients = clients.len() as u16;
-            (Message::Doors { clients, metrics: metrics.is_some() }, descriptors)
+            let message = Message::Doors { clients, metrics: metrics.is_some() };
+            (message, descriptors.map_err(failed)?, nbd)
         };
         line.send(&message, &descriptors).await?;
+        if let Some(nbd) = nbd {
+            line.send(&Message::NbdDoor, &[nbd]).await?;
+        }
         line.send(&Message::Prepare, &[]).await?;
         line.expect(&Message::Prepared).await
     }
@@ -450,7 +473,7 @@ mod tests {
         let (ours, theirs) = UnixStream::pair().unwrap();
         let (ours, theirs) = (line(core, ours), line(core, theirs));
         let upgrader = Upgrader::new(core, || {}, || false);
-        upgrader.ready(Rc::default(), Vec::new(), None);
+        upgrader.ready(Rc::default(), Doors::default());
         let successor = core.spawn(Class::Control, async move {
             let says = [Message::Hello { cores: 1 }, Message::Prepared, Message::Taken("a".into())];
             for (step, say) in says.iter().take(steps).enumerate() {
@@ -583,7 +606,7 @@ mod tests {
             assert!(core.now_ns() < began_ns + REST_NS && !moves.is_committed());
             // A silent successor is not waited for either.
             let upgrader = Upgrader::new(&core, || {}, || true);
-            upgrader.ready(Rc::default(), Vec::new(), None);
+            upgrader.ready(Rc::default(), Doors::default());
             let error = upgrader.converse(ours, &[]).await.err().unwrap();
             assert_eq!(error, ENDS);
             remove(&slow);

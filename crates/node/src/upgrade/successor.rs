@@ -30,6 +30,8 @@ pub(crate) struct Inherited {
     pub clients: Vec<OwnedFd>,
     /// The listening socket for metrics.
     pub metrics: Option<OwnedFd>,
+    /// The listening socket for NBD clients.
+    pub nbd: Option<OwnedFd>,
     pub predecessor: Rc<Predecessor>,
 }
 
@@ -209,6 +211,7 @@ struct Described {
     coming: Vec<Coming>,
     clients: Vec<OwnedFd>,
     metrics: Option<OwnedFd>,
+    nbd: Option<OwnedFd>,
 }
 
 impl Described {
@@ -220,7 +223,7 @@ impl Described {
         holes: &BTreeMap<String, Option<bool>>,
     ) -> Result<Described, String> {
         let mut coming = Vec::new();
-        let (mut clients, mut metrics) = (Vec::new(), None);
+        let (mut clients, mut metrics, mut nbd) = (Vec::new(), None, None);
         loop {
             match line.receive().await? {
                 (Message::Disk { spec, images, regions }, descriptors) => {
@@ -240,6 +243,7 @@ impl Described {
                     metrics = if there { descriptors.pop() } else { None };
                     clients = descriptors;
                 }
+                (Message::NbdDoor, mut descriptors) => nbd = descriptors.pop(),
                 (Message::Prepare, _) => break,
                 (other, _) => return Err(format!("{other:?} comes too early")),
             }
@@ -254,7 +258,7 @@ impl Described {
                 clients.len()
             ));
         }
-        Ok(Described { coming, clients, metrics })
+        Ok(Described { coming, clients, metrics, nbd })
     }
 }
 
@@ -265,8 +269,8 @@ async fn converse(
     holes: &BTreeMap<String, Option<bool>>,
 ) -> Result<Inherited, String> {
     line.send(&Message::Hello { cores: core.cores() as u16 }, &[]).await?;
-    let Described { coming, clients, metrics } =
-        Described::receive(core, config, line, holes).await?;
+    let described = Described::receive(core, config, line, holes).await?;
+    let Described { coming, clients, metrics, nbd } = described;
     line.send(&Message::Prepared, &[]).await?;
     let mut taking = Taking {
         core: core.clone(),
@@ -319,7 +323,7 @@ async fn converse(
         None => drop(core.spawn(Class::Control, predecessor.clone().follow(taking))),
         Some(why) => predecessor.has_ended(taking, &why),
     }
-    Ok(Inherited { disks, clients, metrics, predecessor })
+    Ok(Inherited { disks, clients, metrics, nbd, predecessor })
 }
 
 /// Opens a disk's device from the old process's descriptors; the disk is the `nth` of the node.

@@ -19,7 +19,7 @@ const BODY_BYTES_MAX: usize = vhost::handover::DOCUMENT_BYTES_MAX + 4096;
 /// Maximum number of descriptors with one message.
 const DESCRIPTORS_MAX: usize = 4096;
 
-/// A message. `Disk`, `Doors` and `State` come with descriptors.
+/// A message. `Disk`, `Doors`, `NbdDoor` and `State` come with descriptors.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Message {
     /// The successor runs, on `cores` cores.
@@ -29,6 +29,8 @@ pub(super) enum Message {
     Disk { spec: DiskSpec, images: u16, regions: Vec<RegionInfo> },
     /// The listening sockets for clients, one for each core, and the one for metrics, if any.
     Doors { clients: u16, metrics: bool },
+    /// The listening socket for NBD clients comes along. Not sent if there is none.
+    NbdDoor,
     /// Everything has been described.
     Prepare,
     /// The successor has opened everything.
@@ -65,6 +67,7 @@ impl Message {
             Message::Refused(_) => 10,
             Message::Declined(..) => 11,
             Message::Settled(..) => 12,
+            Message::NbdDoor => 13,
         }
     }
 
@@ -110,7 +113,7 @@ impl Message {
                 write_text(&mut body, name.as_bytes());
                 body.push(u8::from(*flush_failed));
             }
-            Message::Prepare | Message::Prepared | Message::Lead => {}
+            Message::NbdDoor | Message::Prepare | Message::Prepared | Message::Lead => {}
         }
         body
     }
@@ -152,6 +155,7 @@ impl Message {
             12 => text(&mut reader)
                 .zip(reader.bool())
                 .map(|(name, flush_failed)| Message::Settled(name, flush_failed)),
+            13 => Some(Message::NbdDoor),
             _ => return Err(format!("a message of unknown kind {kind}")),
         };
         message.filter(|_| reader.is_empty()).ok_or_else(|| cut(kind))
@@ -278,6 +282,7 @@ fn messages() -> Vec<Message> {
         Message::Disk { spec: both, images: 0, regions: Vec::new() },
         Message::Disk { spec: spec(None, OnError::Ignore), images: 0, regions: Vec::new() },
         Message::Doors { clients: 2, metrics: true },
+        Message::NbdDoor,
         Message::Prepare,
         Message::Prepared,
         Message::State("vm1".into(), vec![1, 2, 3]),
@@ -332,7 +337,7 @@ mod tests {
                 assert!(short.is_err() || short.unwrap() != message, "{message:?}");
             }
         }
-        assert!(Message::decode(13, &[]).unwrap_err().contains("kind 13"));
+        assert!(Message::decode(14, &[]).unwrap_err().contains("kind 14"));
     }
 
     #[test]

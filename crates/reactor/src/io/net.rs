@@ -114,7 +114,8 @@ impl Listener {
         Ok(Listener { socket: Rc::new(SocketInner { fd, core: core.clone() }) })
     }
 
-    /// Takes a listening socket whose descriptor another process handed over.
+    /// Takes a listening socket, of TCP or a Unix stream socket, that another process handed over
+    /// or that was made before the cores ran.
     ///
     /// # Errors
     /// `Unsupported` in a simulated world.

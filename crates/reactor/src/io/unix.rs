@@ -41,6 +41,31 @@ pub(crate) fn outcome(result: isize) -> io::Result<usize> {
     usize::try_from(result).map_err(|_| io::Error::last_os_error())
 }
 
+/// Makes a Unix socket that listens under a name, for a process that makes it before its cores run.
+/// [`Listener::from_fd`](crate::Listener::from_fd) takes it if its connections carry bytes only.
+///
+/// # Errors
+/// As for [`UnixListener::bind`].
+pub fn listen_unix(path: &Path) -> io::Result<OwnedFd> {
+    let (address, len) = address(path)?;
+    let fd = socket()?;
+    set_nonblocking(&fd)?;
+    if connects(&fd, &address, len) || exists_otherwise(path) {
+        return Err(io::ErrorKind::AddrInUse.into());
+    }
+    // A socket on which a connection was tried cannot listen.
+    let fd = socket()?;
+    remove(path)?;
+    // Set the rights before the bind, so that no other user can ever connect. SAFETY: takes no
+    // pointers.
+    unsafe { libc::fchmod(fd.as_raw_fd(), 0o600) };
+    // SAFETY: `address` is a live, initialised `sockaddr_un` of at least `len` bytes.
+    outcome(unsafe { libc::bind(fd.as_raw_fd(), (&raw const address).cast(), len) } as isize)?;
+    // SAFETY: takes no pointers.
+    outcome(unsafe { libc::listen(fd.as_raw_fd(), 128) } as isize)?;
+    Ok(fd)
+}
+
 /// A listening Unix socket of one core.
 pub struct UnixListener(Watch);
 
@@ -53,23 +78,7 @@ impl UnixListener {
     /// socket; others as the system gives them.
     pub fn bind(core: &Core, path: &Path) -> io::Result<UnixListener> {
         refuse_simulated(core)?;
-        let (address, len) = address(path)?;
-        let fd = socket()?;
-        set_nonblocking(&fd)?;
-        if connects(&fd, &address, len) || exists_otherwise(path) {
-            return Err(io::ErrorKind::AddrInUse.into());
-        }
-        // A socket on which a connection was tried cannot listen.
-        let fd = socket()?;
-        remove(path)?;
-        // Set the rights before the bind, so that no other user can ever connect. SAFETY: takes no
-        // pointers.
-        unsafe { libc::fchmod(fd.as_raw_fd(), 0o600) };
-        // SAFETY: `address` is a live, initialised `sockaddr_un` of at least `len` bytes.
-        outcome(unsafe { libc::bind(fd.as_raw_fd(), (&raw const address).cast(), len) } as isize)?;
-        // SAFETY: takes no pointers.
-        outcome(unsafe { libc::listen(fd.as_raw_fd(), 128) } as isize)?;
-        UnixListener::from_fd(core, fd)
+        UnixListener::from_fd(core, listen_unix(path)?)
     }
 
     /// Takes a listening socket, for example one that another process handed over.

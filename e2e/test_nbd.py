@@ -1,0 +1,272 @@
+"""Disks for NBD clients: QEMU's tools copy them, and clients that send garbage, or nothing, harm nobody."""
+
+import os
+import random
+import signal
+import socket
+import struct
+import subprocess
+import threading
+import time
+
+import guest
+import millrace
+import nbd
+import pytest
+from test_disks import Disks, image
+from test_metrics import metrics
+
+MIB = 1 << 20
+
+
+def tool(name, *arguments, fails=False):
+    """Runs one of QEMU's tools; returns what it says."""
+    path = guest.need(name, "qemu-utils")
+    done = subprocess.run([path, *map(str, arguments)], capture_output=True, text=True, timeout=60)
+    assert (done.returncode != 0) == fails, f"{arguments}: {done.returncode} {done.stdout}{done.stderr}"
+    return done.stdout + done.stderr
+
+
+def disk(tmp_path, name, uri):
+    return f"name={name} uri={uri} socket={tmp_path / name}.sock"
+
+
+def serving(tmp_path, *specs, flags=(), address=None):
+    """A node with these disks, and where its NBD clients connect."""
+    address = address or f"127.0.0.1:{millrace.free_port()}"
+    node = Disks(tmp_path / "log", *specs, flags=["--nbd", address, "--memory", "256M", *flags])
+    node.address = address
+    start = node.start
+
+    def started():
+        start()
+        guest.wait_for("the node", lambda: "\nnbd: " in node.said(), saw=node.said)
+        return node
+
+    node.start = started
+    return node
+
+
+def again(address, name, seconds=20):
+    """Connects as soon as somebody serves this export."""
+    end = time.monotonic() + seconds
+    while True:
+        try:
+            return nbd.Client(address, name)
+        except (OSError, nbd.Closed, nbd.Refused):
+            assert time.monotonic() < end
+            time.sleep(0.02)
+
+
+def content(path, seed, mib):
+    path.write_bytes(random.Random(seed).randbytes(mib * MIB))
+    return path
+
+
+@pytest.mark.parametrize("how", ["tcp", "unix", "epoll", "free"])
+def test_qemu_copies_images_in_and_out(tmp_path, how):
+    flags = {"epoll": ["--io", "epoll"], "free": ["--sandbox", "off"]}.get(how, [])
+    address = f"unix:{tmp_path / 'nbd.sock'}" if how in ("unix", "free") else None
+    specs = [disk(tmp_path, "m", "mem:32M"), disk(tmp_path, "f", f"file:{image(tmp_path / 'f.img', 32)}")]
+    with serving(tmp_path, *specs, flags=flags, address=address) as node:
+        for name in ("m", "f"):
+            uri = nbd.uri(node.address, name)
+            said = tool("qemu-img", "info", uri)
+            assert "virtual size: 32 MiB" in said
+            source, copy = content(tmp_path / f"{name}.in", name, 32), tmp_path / f"{name}.out"
+            tool("qemu-img", "convert", "-n", "-f", "raw", "-O", "raw", source, uri)
+            tool("qemu-img", "convert", "-f", "raw", "-O", "qcow2", uri, copy)
+            tool("qemu-img", "compare", "-f", "raw", "-F", "qcow2", source, copy)
+            tool("qemu-img", "compare", "-f", "raw", "-F", "raw", source, uri)
+        assert (tmp_path / "f.img").read_bytes() == (tmp_path / "f.in").read_bytes()
+    if address:
+        assert not (tmp_path / "nbd.sock").exists(), "the name goes with the node"
+
+
+def test_qemu_reads_writes_flushes_discards_and_zeroes(tmp_path):
+    path = image(tmp_path / "f.img", 16)
+    with serving(tmp_path, disk(tmp_path, "f", f"file:{path}"), disk(tmp_path, "ro", f"file:{image(tmp_path / 'r', 1)}?readonly=on")) as node:
+        commands = [
+            "write -P 5 0 4M", "read -P 5 0 4M", "flush", "write -f -P 6 1M 512", "read -P 6 1M 512", "discard 2M 64k",
+            "write -z 3M 64k", "read -P 0 3M 64k", "write -z -u 256k 4k", "read -P 0 256k 4k", "read -P 5 260k 4k",
+        ]  # fmt: skip
+        arguments = [word for command in commands for word in ("-c", command)]
+        said = tool("qemu-io", "-f", "raw", *arguments, nbd.uri(node.address, "f"))
+        assert "rror" not in said and "failed" not in said, said
+        data = path.read_bytes()
+        assert data[MIB : MIB + 512] == b"\6" * 512 and data[: 256 << 10] == b"\5" * (256 << 10)
+        assert data[3 * MIB : 3 * MIB + 65536] == bytes(65536)
+        tool("qemu-io", "-f", "raw", "-c", "write 0 512", nbd.uri(node.address, "ro"), fails=True)
+        with nbd.Client(node.address, "ro") as client:
+            assert client.flags & nbd.READ_ONLY
+            assert client.write(0, bytes(512)) == nbd.EPERM
+            assert client.read(0, 512) == bytes(512)
+
+
+def test_only_served_disks_are_exported(tmp_path):
+    with serving(tmp_path, disk(tmp_path, "a", "mem:4M"), flags=["--state", tmp_path / "state"]) as node:
+        said = tool("qemu-img", "info", nbd.uri(node.address, "x"), fails=True)
+        assert 'this node serves no disk "x"' in said
+        ask = ["--state", tmp_path / "state"]
+        with nbd.Client(node.address) as client:
+            assert client.names() == ["a"]
+            millrace.succeed("disk", "attach", *ask, disk(tmp_path, "b", "mem:8M"))
+            assert client.names() == ["a", "b"]
+            with pytest.raises(nbd.Refused):
+                client.go("c")
+            client.go("b")
+            assert client.size == 8 * MIB and client.write(0, b"x" * 512) == 0
+            refused = millrace.fail("disk", "detach", *ask, "b")
+            assert "an NBD client is connected to disk b" in refused and "--force" in refused
+            millrace.succeed("disk", "detach", *ask, "b", "--force")
+            assert client.call(nbd.READ, 0, 512) == nbd.ESHUTDOWN
+            with pytest.raises(nbd.Closed):
+                client.take(1)
+        with nbd.Client(node.address) as client:
+            assert client.names() == ["a"]
+
+
+def test_a_disk_that_a_machine_has_is_read_only(tmp_path):
+    with serving(tmp_path, disk(tmp_path, "a", "mem:4M")) as node, nbd.Client(node.address, "a") as client:
+        assert client.flags & nbd.READ_ONLY == 0 and client.write(0, b"x" * 512) == 0
+        with socket.socket(socket.AF_UNIX) as front_end:
+            front_end.connect(str(tmp_path / "a.sock"))
+            guest.wait_for("a refusal", lambda: client.write(0, b"y" * 512) == nbd.EPERM)
+            assert client.call(nbd.TRIM, 0, 4096) == nbd.EPERM
+            assert client.call(nbd.FLUSH) == 0
+            with nbd.Client(node.address, "a") as other:
+                assert other.flags & nbd.READ_ONLY
+            assert client.read(512, 512) == bytes(512)
+        guest.wait_for("the machine to go", lambda: client.write(0, b"z" * 512) == 0)
+
+
+def test_hostile_clients_harm_nobody(tmp_path):
+    rng = random.Random(7)
+    with serving(tmp_path, disk(tmp_path, "a", "mem:16M")) as node, nbd.Client(node.address, "a") as good:
+        pid = node.pid()
+        for nth in range(60):
+            with nbd.dial(node.address) as client:
+                garbage = rng.randbytes(rng.choice([1, 4, 20, 100, 5000]))
+                if nth % 3 == 1:
+                    garbage = struct.pack(">I", 3) + b"IHAVEOPT" + garbage
+                elif nth % 3 == 2:
+                    option = rng.choice([1, 3, 6, 7, 8, 9, 10]), rng.choice([0, 4, 40])
+                    garbage = struct.pack(">I8sII", 3, b"IHAVEOPT", *option) + garbage
+                client.sendall(garbage)
+        # One announces data and sends a part of it; one takes no replies; one does nothing.
+        half, deaf, idle = nbd.Client(node.address, "a"), nbd.Client(node.address, "a"), nbd.dial(node.address)
+        half.send(nbd.WRITE, 0, MIB, b"x" * 1000)
+        for _ in range(300):
+            deaf.send(nbd.READ, 0, MIB)
+        for nth in range(50):
+            assert good.write(nth * 4096, bytes([nth]) * 4096) == 0
+            assert good.read(nth * 4096, 4096) == bytes([nth]) * 4096
+        assert good.read(0, good.longest)[:4096] == bytes(4096)
+        assert good.call(nbd.READ, 0, 2 * good.longest) == nbd.EINVAL
+        for command, offset, length, error in [
+            (nbd.READ, 16 * MIB, 512, nbd.EINVAL), (nbd.READ, (1 << 64) - 512, 512, nbd.EINVAL), (nbd.READ, 1, 512, nbd.EINVAL),
+            (nbd.ZEROES, 16 * MIB, 512, nbd.ENOSPC), (99, 0, 512, nbd.EINVAL), (nbd.TRIM, 0, 511, nbd.EINVAL),
+        ]:  # fmt: skip
+            assert good.call(command, offset, length) == error
+        assert good.call(nbd.WRITE, 16 * MIB - 512, 1024, bytes(1024)) == nbd.ENOSPC
+        # Half of a request, and then the end.
+        half.socket.close()
+        deaf.socket.close()
+        idle.close()
+        assert good.read(0, 512) == bytes(512)
+        assert node.pid() == pid and "panicked" not in node.said()
+
+
+def test_connections_are_bounded(tmp_path):
+    port = millrace.free_port()
+    with serving(tmp_path, disk(tmp_path, "a", "mem:4M"), flags=["--metrics", f"127.0.0.1:{port}"]) as node:
+        clients = [nbd.Client(node.address, "a") for _ in range(64)]
+        for _ in range(3):
+            with pytest.raises(nbd.Closed):
+                nbd.Client(node.address, "a")
+        assert all(client.read(0, 512) == bytes(512) for client in clients)
+        for client in clients:
+            client.send(nbd.DISC)
+            client.socket.close()
+        with again(node.address, "a") as client:
+            assert client.write(0, b"x" * 4096) == 0
+            families = metrics(port)
+            of = {name: {sample.labels.get("kind"): sample.value for sample in family.samples} for name, family in families.items()}
+            assert of["millrace_nbd_refused_connections"][None] == 3
+            assert of["millrace_nbd_bytes"] == {"read": 64 * 512, "write": 4096}
+            assert of["millrace_nbd_requests"] == {"read": 64, "write": 1, "other": 0}
+            assert of["millrace_nbd_connections"][None] >= 1
+
+
+@pytest.mark.parametrize("address", ["tcp", "unix"])
+def test_clients_come_back_to_a_node_that_was_killed(tmp_path, address):
+    """Its launcher starts another one at the same address: the spare node, and then one that starts from the beginning."""
+    address = f"unix:{tmp_path / 'nbd.sock'}" if address == "unix" else None
+    with serving(tmp_path, disk(tmp_path, "a", "mem:4M"), address=address) as node:
+        for nth in range(3):
+            if nth == 0:
+                guest.wait_for("a spare node", lambda: "a spare node was started" in node.said())
+            with again(node.address, "a") as client:
+                assert client.write(nth * 512, bytes([nth + 1]) * 512) == 0
+                old = node.pid()
+                os.kill(old, signal.SIGKILL)
+                with pytest.raises((nbd.Closed, ConnectionError)):
+                    client.take(1)
+            guest.wait_for("another node", lambda old=old: node.pid() not in (old, node.process.pid))
+            with again(node.address, "a") as client:
+                assert client.read(0, 512 * (nth + 1)) == b"".join(bytes([n + 1]) * 512 for n in range(nth + 1))
+
+
+@pytest.mark.parametrize("sandbox", ["auto", "off"])
+@pytest.mark.parametrize("address", ["tcp", "unix"])
+def test_an_upgrade_keeps_the_address_and_every_acknowledged_write(tmp_path, sandbox, address):
+    address = f"unix:{tmp_path / 'nbd.sock'}" if address == "unix" else None
+    spec = disk(tmp_path, "a", f"file:{image(tmp_path / 'a.img', 4)}")
+    stop, written, refused = threading.Event(), {}, []
+    with serving(tmp_path, spec, flags=["--sandbox", sandbox], address=address) as node:
+
+        def write():
+            nth = 0
+            while not stop.is_set():
+                try:
+                    with nbd.Client(node.address, "a") as client:
+                        while not stop.is_set():
+                            nth += 1
+                            assert client.write(nth % 1000 * 4096, struct.pack(">I", nth) * 1024) == 0
+                            written[nth % 1000] = nth
+                except ConnectionRefusedError as error:
+                    refused.append(error)
+                except (nbd.Closed, OSError):
+                    pass
+
+        writer = threading.Thread(target=write)
+        writer.start()
+        try:
+            for _ in range(3):
+                before = len(written)
+                guest.wait_for("writes", lambda before=before: len(written) > min(before + 20, 999))
+                node.upgrade()
+        finally:
+            stop.set()
+            writer.join()
+        assert not refused
+        with again(node.address, "a") as client:
+            for block, nth in written.items():
+                assert client.read(block * 4096, 4096) in (struct.pack(">I", nth) * 1024, struct.pack(">I", nth + 1000) * 1024)
+        node.stop()
+    if address:
+        assert not (tmp_path / "nbd.sock").exists()
+
+
+def test_the_address_must_be_free_and_out_of_reach_of_others(tmp_path):
+    with serving(tmp_path, disk(tmp_path, "a", "mem:4M"), address=f"unix:{tmp_path / 'nbd.sock'}") as node:
+        said = millrace.fail("serve", "--disk", disk(tmp_path, "b", "mem:4M"), "--nbd", node.address)
+        assert "nbd.sock is in use" in said, said
+        with nbd.Client(node.address, "a") as client:
+            assert client.read(0, 512) == bytes(512)
+    for address, why in [("0.0.0.0:10809", "--allow-remote"), ("here", "127.0.0.1:10809 or unix:PATH"), ("unix:", "unix:PATH")]:
+        said = millrace.fail("serve", "--disk", disk(tmp_path, "b", "mem:4M"), "--nbd", address)
+        assert why in said, said
+    (tmp_path / "file").write_text("not a socket")
+    said = millrace.fail("serve", "--disk", disk(tmp_path, "b", "mem:4M"), "--nbd", f"unix:{tmp_path / 'file'}")
+    assert "not a socket" in said and (tmp_path / "file").read_text() == "not a socket"
