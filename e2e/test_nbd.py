@@ -1,5 +1,6 @@
 """Disks for NBD clients: QEMU's tools copy them, and clients that send garbage, or nothing, harm nobody."""
 
+import json
 import os
 import random
 import signal
@@ -14,7 +15,7 @@ import millrace
 import nbd
 import pytest
 from test_disks import Disks, image
-from test_metrics import metrics
+from test_metrics import metrics, sum_of
 
 MIB = 1 << 20
 
@@ -34,8 +35,9 @@ def disk(tmp_path, name, uri):
 def serving(tmp_path, *specs, flags=(), address=None):
     """A node with these disks, and where its NBD clients connect."""
     address = address or f"127.0.0.1:{millrace.free_port()}"
-    node = Disks(tmp_path / "log", *specs, flags=["--nbd", address, "--memory", "256M", *flags])
-    node.address = address
+    port = millrace.free_port()
+    node = Disks(tmp_path / "log", *specs, flags=["--nbd", address, "--metrics", f"127.0.0.1:{port}", "--memory", "256M", *flags])
+    node.address, node.metrics = address, port
     start = node.start
 
     def started():
@@ -101,6 +103,32 @@ def test_qemu_reads_writes_flushes_discards_and_zeroes(tmp_path):
             assert client.flags & nbd.READ_ONLY
             assert client.write(0, bytes(512)) == nbd.EPERM
             assert client.read(0, 512) == bytes(512)
+
+
+@pytest.mark.parametrize("layer", ["", "limit:iops=1000000|"])
+def test_copies_keep_holes(tmp_path, layer):
+    path = image(tmp_path / "f.img", 64)
+    with open(path, "r+b") as file:
+        file.seek(10 * MIB)
+        file.write(b"x" * MIB)
+    with serving(tmp_path, disk(tmp_path, "f", f"{layer}file:{path}"), disk(tmp_path, "m", "mem:64M"), disk(tmp_path, "n", "null:64M")) as node:
+        for name in ("f", "m"):
+            uri = nbd.uri(node.address, name)
+            if name == "m":
+                tool("qemu-io", "-f", "raw", "-c", "write -P 120 10M 1M", uri)
+            extents = json.loads(tool("qemu-img", "map", "--output=json", "-f", "raw", uri))
+            assert [(extent["start"], extent["length"], extent["zero"]) for extent in extents] == [
+                (0, 10 * MIB, True),
+                (10 * MIB, MIB, False),
+                (11 * MIB, 53 * MIB, True),
+            ]
+            before = sum_of(metrics(node.metrics), "millrace_nbd_bytes")
+            copy = tmp_path / f"{name}.copy"
+            tool("qemu-img", "convert", "-f", "raw", "-O", "raw", uri, copy)
+            assert sum_of(metrics(node.metrics), "millrace_nbd_bytes") - before < 2 * MIB, "holes were read"
+            assert copy.read_bytes() == bytes(10 * MIB) + b"x" * MIB + bytes(53 * MIB)
+        extents = json.loads(tool("qemu-img", "map", "--output=json", "-f", "raw", nbd.uri(node.address, "n")))
+        assert [extent["zero"] for extent in extents] == [False]
 
 
 def test_only_served_disks_are_exported(tmp_path):
@@ -178,8 +206,7 @@ def test_hostile_clients_harm_nobody(tmp_path):
 
 
 def test_connections_are_bounded(tmp_path):
-    port = millrace.free_port()
-    with serving(tmp_path, disk(tmp_path, "a", "mem:4M"), flags=["--metrics", f"127.0.0.1:{port}"]) as node:
+    with serving(tmp_path, disk(tmp_path, "a", "mem:4M")) as node:
         clients = [nbd.Client(node.address, "a") for _ in range(64)]
         for _ in range(3):
             with pytest.raises(nbd.Closed):
@@ -190,7 +217,7 @@ def test_connections_are_bounded(tmp_path):
             client.socket.close()
         with again(node.address, "a") as client:
             assert client.write(0, b"x" * 4096) == 0
-            families = metrics(port)
+            families = metrics(node.metrics)
             of = {name: {sample.labels.get("kind"): sample.value for sample in family.samples} for name, family in families.items()}
             assert of["millrace_nbd_refused_connections"][None] == 3
             assert of["millrace_nbd_bytes"] == {"read": 64 * 512, "write": 4096}

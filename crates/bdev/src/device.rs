@@ -305,7 +305,7 @@ impl Bdev {
     }
 
     /// The device below all layers.
-    fn lowest(&self) -> &Bdev {
+    pub(crate) fn lowest(&self) -> &Bdev {
         self.layers().last().unwrap_or(self)
     }
 

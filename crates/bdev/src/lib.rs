@@ -23,7 +23,7 @@
 //!
 //! The modules, from the bottom: `io`, `geometry` and `error`; `uri`; `devices`; then `channel`,
 //! `device` and `layers`, which refer to each other because a composite device is recursive
-//! (`layers`); `buf_channel`.
+//! (`layers`); `extents` and `buf_channel`.
 
 // Under loom only the shared bitmap exists; `tests/loom.rs` includes it by path.
 #![cfg(not(loom))]
@@ -33,6 +33,7 @@ mod channel;
 mod device;
 mod devices;
 mod error;
+mod extents;
 mod geometry;
 mod io;
 mod layers;
@@ -50,6 +51,7 @@ pub use layers::limit::{Limit, Rates};
 #[cfg(feature = "mutants")]
 #[doc(hidden)]
 pub use mutant::{Mutant, set_mutant};
+pub use reactor::Extent;
 #[cfg(feature = "testing")]
 #[doc(hidden)]
 pub use uri::fuzz as fuzz_uri;

@@ -156,6 +156,9 @@ impl Request {
             let grows = matches!(action, Action::Write { .. } | Action::WriteZeroes { .. });
             return Err(if grows { Errno::NoSpace } else { Errno::Invalid });
         }
+        if matches!(action, Action::BlockStatus { .. }) && self.len == 0 {
+            return Err(Errno::Invalid);
+        }
         let transfers = matches!(action, Action::Read | Action::Write { .. });
         let block_mask = u64::from(rules.block_bytes) - 1;
         if (self.offset | u64::from(self.len)) & block_mask != 0
@@ -214,6 +217,7 @@ mod tests {
         ] {
             assert_eq!(check(command, flags, 0, 512), Err(Errno::Invalid), "{command} {flags}");
         }
+        assert_eq!(check(command::BLOCK_STATUS, 0, 0, 0), Err(Errno::Invalid));
         assert_eq!(check(command::FLUSH, 0, 0, 0), Ok(Action::Flush));
         assert_eq!(check(command::FLUSH, 0, 512, 0), Err(Errno::Invalid));
         assert_eq!(check(command::DISC, 0, 1, 1), Ok(Action::Disconnect));

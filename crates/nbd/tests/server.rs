@@ -251,6 +251,42 @@ fn structured_replies_carry_the_offset() {
 }
 
 #[test]
+fn holes_are_told_apart_from_data() {
+    with_disks(&[("a", "mem:1M?block=8K"), ("f", "file:/disks/a.img")], async |scene| {
+        let context = |name: &str| {
+            let queries = b"\0\0\0\x01\0\0\0\x0fbase:allocation";
+            [&[0, 0, 0, 1], name.as_bytes(), queries].concat()
+        };
+        let mut all = Vec::new();
+        for (name, flags, len) in [("a", 0, 1 << 20), ("a", 8, 1 << 20), ("f", 0, 4 << 20)] {
+            let mut writer = Client::of(&scene, "a").await;
+            assert_eq!(writer.write(16384, &[1; 8192]).await, 0);
+            let mut client = Client::connect(&scene);
+            let options =
+                [option_bytes(8, &[]), option_bytes(10, &context(name)), go(7, name, &[])];
+            client.send(&[client_flags(3), options.concat()].concat()).await;
+            client.take(18 + 20 + (20 + 19) + 20 + (20 + 12) + (20 + 14) + 20).await.unwrap();
+            client.send(&request_bytes(7, flags, 5, 0, len)).await;
+            let header = client.take(24).await.unwrap();
+            assert_eq!((header[7], header[23]), (5, 1), "its type, and the context");
+            let extents = client.take((header[19] - 4).into()).await.unwrap();
+            all.push(
+                extents
+                    .chunks(8)
+                    .map(|extent| {
+                        let len = u32::from_be_bytes(extent[..4].try_into().unwrap());
+                        (len, extent[7])
+                    })
+                    .collect::<Vec<_>>(),
+            );
+        }
+        assert_eq!(all[0], [(16384, 3), (8192, 0), ((1 << 20) - 24576, 3)]);
+        assert_eq!(all[1], [(16384, 3)], "only one");
+        assert_eq!(all[2], [(4 << 20, 0)], "a simulated file does not tell");
+    });
+}
+
+#[test]
 fn a_disk_that_somebody_else_has_is_not_written() {
     with_disks(&[("a", "mem:1M")], async |scene| {
         let mut client = Client::of(&scene, "a").await;

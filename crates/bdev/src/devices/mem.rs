@@ -20,6 +20,8 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use reactor::Extent;
+
 use crate::devices::pages::Pages;
 use crate::error::{Error, ErrorKind};
 use crate::geometry::{Geometry, SEGMENTS};
@@ -266,6 +268,19 @@ impl MemDevice {
             }
             at += n;
         }
+    }
+
+    /// The pages of a range that were never written, or discarded, as holes.
+    pub fn extents(&self, offset: u64, len: u64, max: usize) -> Vec<Extent> {
+        let (pages, end) = (self.pages(), offset + len);
+        let (mut extents, mut at) = (Vec::new(), offset);
+        while at < end && extents.len() < max {
+            let (written, last) = pages.run(at / PAGE, (end - 1) / PAGE);
+            let to = ((last + 1) * PAGE).min(end);
+            extents.push(Extent { len: to - at, is_hole: !written });
+            at = to;
+        }
+        extents
     }
 
     /// Marks a range, which may be empty, as written.

@@ -50,6 +50,33 @@ where
 }
 
 #[test]
+fn holes_read_as_zeroes_and_what_was_written_is_none() {
+    on("holes", &KEEPING, |core, uri| async move {
+        let disk = Disk::open(&core, &uri).await;
+        assert_eq!(disk.plain(Kind::Discard, 0, SIZE / 2).await, Status::Ok);
+        assert_eq!(disk.write(65536, &[7; 8192]).await, Status::Ok);
+        let extents = disk.bdev.extents(&core, 0, SIZE, 100).await;
+        let (mut at, mut holes) = (0, 0);
+        for extent in &extents {
+            let end = at + extent.len;
+            assert!(extent.len > 0 && extent.len % 512 == 0, "{uri}: {extents:?}");
+            if extent.is_hole {
+                holes += 1;
+                assert!(end <= 65536 || at >= 65536 + 8192, "{uri}: {extents:?}");
+                let bytes = disk.read(at, extent.len as usize).await.unwrap();
+                assert!(bytes.iter().all(|byte| *byte == 0), "{uri}: {extents:?}");
+            }
+            at = end;
+        }
+        assert_eq!(at, SIZE, "{uri}: {extents:?}");
+        assert!(!uri.contains("mem:") || holes >= 2, "{uri}: {extents:?}");
+        // A part, and the first only.
+        let part = disk.bdev.extents(&core, 65536, 8192, 1).await;
+        assert_eq!((part.len(), part[0].len, part[0].is_hole), (1, 8192, false), "{uri}");
+    });
+}
+
+#[test]
 fn written_data_is_read_back_and_nothing_else_changes() {
     on("back", &KEEPING, |core, uri| async move {
         let disk = Disk::open(&core, &uri).await;

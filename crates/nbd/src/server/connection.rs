@@ -12,7 +12,7 @@ use super::Server;
 use super::limits::{HANDSHAKE_NS, Permit, Share, patience_ns};
 use super::volume::{Transfer, Volume};
 use crate::{
-    Action, Chosen, Errno, Extent, Handshake, Progress, REQUEST_BYTES, Replies, Request, Violation,
+    Action, Chosen, Errno, Handshake, Progress, REQUEST_BYTES, Replies, Request, Violation,
 };
 
 /// Most bytes of one receive of requests, or of the handshake.
@@ -318,9 +318,17 @@ impl Connection {
             Action::Flush => (Kind::Flush, false),
             Action::Trim { fua } => (Kind::Discard, fua),
             Action::WriteZeroes { fua, unmap } => (Kind::WriteZeroes { unmap }, fua),
-            Action::BlockStatus { .. } => {
+            Action::BlockStatus { one } => {
+                let found = volume.extents(offset, len, one).await;
                 let mut head = Vec::new();
-                replies.block_status(&mut head, cookie, &[Extent { len: len.max(1), hole: false }]);
+                match &found {
+                    Ok(extents) => replies.block_status(&mut head, cookie, extents),
+                    Err(errno) => replies.error(&mut head, cookie, *errno),
+                }
+                self.server.count(|counters| match found {
+                    Ok(_) => counters.others += 1,
+                    Err(_) => counters.failed += 1,
+                });
                 return self.queue(Reply { head, data: None, _permit: permit });
             }
             Action::Disconnect => return,

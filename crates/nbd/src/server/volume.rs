@@ -13,10 +13,12 @@ use bdev::{BufChannel, BufDone, BufIo, Kind, Status};
 use reactor::{Buf, Core, Event, OneshotSender, Poller, PollerSlot, oneshot};
 
 use super::Disk;
-use crate::{Errno, ExportInfo, Rules};
+use crate::{Errno, ExportInfo, Extent, Rules};
 
 /// Most bytes of a piece of a read or a write. A memory device copies them while the core waits.
 const PIECE_BYTES: u64 = 1 << 20;
+/// Most extents of a reply.
+const EXTENTS_MAX: usize = 1024;
 
 /// A disk while clients use it; see the module text.
 pub struct Volume {
@@ -29,7 +31,9 @@ pub struct Volume {
     closed: Cell<bool>,
     /// Transfers that have not ended.
     transfers: Cell<usize>,
-    /// Notified when a piece or a transfer has ended.
+    /// The device is asked for its extents.
+    looks: Cell<bool>,
+    /// Notified when a piece, a transfer or such a question has ended.
     ended: Event,
 }
 
@@ -63,6 +67,7 @@ impl Volume {
             next: Cell::new(0),
             closed: Cell::new(false),
             transfers: Cell::new(0),
+            looks: Cell::new(false),
             ended: Event::new(),
         });
         let pump = Pump { volume: Rc::downgrade(&volume), done: Vec::new() };
@@ -149,6 +154,30 @@ impl Volume {
         self.piece(flush, None).await.0
     }
 
+    /// The extents of a range, or the first of them: see [`bdev::Bdev::extents`]. They are asked
+    /// for one after the other, because helper threads that others need, too, may have to look.
+    /// Suspends.
+    ///
+    /// # Errors
+    /// [`Errno::Shutdown`] when the disk has gone.
+    pub async fn extents(&self, offset: u64, len: u32, one: bool) -> Result<Vec<Extent>, Errno> {
+        self.transfers.set(self.transfers.get() + 1);
+        let _ending = Ending(self);
+        self.ended.wait_until(|| !self.looks.get() || self.closed.get()).await;
+        let device = match &*self.live.borrow() {
+            Some(live) if !self.closed.get() => live.channel.device().clone(),
+            _ => return Err(Errno::Shutdown),
+        };
+        self.looks.set(true);
+        let max = if one { 1 } else { EXTENTS_MAX };
+        let found = device.extents(&self.core, offset, len.into(), max).await;
+        self.looks.set(false);
+        self.ended.notify_all();
+        // Each lies in the range, whose length has 32 bits.
+        let extent = |found: &bdev::Extent| Extent { len: found.len as u32, hole: found.is_hole };
+        Ok(found.iter().take(max).map(extent).collect())
+    }
+
     /// The longest piece of a request, in bytes.
     fn piece_bytes(&self, kind: Kind) -> Result<u64, Errno> {
         let live = self.live.borrow();
@@ -214,6 +243,7 @@ impl Volume {
     /// Refuses all later requests with [`Errno::Shutdown`].
     pub fn close(&self) {
         self.closed.set(true);
+        self.ended.notify_all();
     }
 
     /// Whether requests are refused because the disk goes.
@@ -277,7 +307,7 @@ pub fn describe(disk: &dyn Disk, payload_bytes_max: u32) -> ExportInfo {
         read_only: is_read_only(disk),
         trim: geometry.discard,
         write_zeroes: geometry.write_zeroes,
-        allocation: false,
+        allocation: true,
         block_bytes,
         preferred_bytes: preferred.next_power_of_two().min(payload_bytes_max).max(block_bytes),
         payload_bytes_max,

@@ -2,12 +2,13 @@
 //! disk and, if wanted, locked.
 
 use std::io;
+use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::Arc;
 
 use super::Core;
-use crate::driver::{Image, ImageOpening, MetaOp, MetaOut, SharedFile};
+use crate::driver::{Extent, Image, ImageOpening, MetaOp, MetaOut, SharedFile};
 
 impl Core {
     /// Opens a disk image.
@@ -48,6 +49,25 @@ impl Core {
         match self.meta(op).await? {
             MetaOut::Image(image) => Ok(image),
             other => unreachable!("the opening of an image answered {other:?}"),
+        }
+    }
+
+    /// The parts of a range of an open file that are holes, and those that are not: consecutive
+    /// extents from its beginning on, at most `max`. What the system does not tell is data. They
+    /// may have changed when they are known here. Suspends.
+    ///
+    /// # Errors
+    /// When the file has no descriptor.
+    pub async fn extents(
+        &self,
+        file: &Arc<SharedFile>,
+        range: Range<u64>,
+        max: usize,
+    ) -> io::Result<Vec<Extent>> {
+        let op = MetaOp::Extents { file: file.clone(), range, max };
+        match self.meta(op).await? {
+            MetaOut::Extents(extents) => Ok(extents),
+            other => unreachable!("a search for extents answered {other:?}"),
         }
     }
 

@@ -8,6 +8,7 @@
 
 use std::fs;
 use std::io::{self, Read};
+use std::ops::Range;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
@@ -15,7 +16,7 @@ use std::sync::Arc;
 
 use super::queue::Queue;
 use super::{
-    DirEntry, Fd, HostFile, Image, ImageInfo, ImageOpening, MetaOp, MetaOut, Mode, Opening,
+    DirEntry, Extent, Fd, HostFile, Image, ImageInfo, ImageOpening, MetaOp, MetaOut, Mode, Opening,
     SharedFile,
 };
 
@@ -137,6 +138,9 @@ fn perform(op: MetaOp, cleaner: &Cleaner) -> io::Result<MetaOut> {
             let len = measure(host_fd(&file)?)?;
             file.set_size(len);
             Ok(MetaOut::Done)
+        }
+        MetaOp::Extents { file, range, max } => {
+            Ok(MetaOut::Extents(extents(host_fd(&file)?, range, max)))
         }
         MetaOp::LockExclusive { path } => {
             lock_exclusive(&path).map(|fd| MetaOut::Lock(Some(Fd::Host(fd))))
@@ -344,6 +348,43 @@ fn measure(fd: i32) -> io::Result<u64> {
     // SAFETY: the request writes a 64-bit number to a live place.
     uninterrupted(|| unsafe { libc::ioctl(fd, BLKGETSIZE64, &raw mut size) })?;
     Ok(size)
+}
+
+/// The holes of a range, in at most `max` extents. What the file system does not tell is data.
+fn extents(fd: i32, range: Range<u64>, max: usize) -> Vec<Extent> {
+    let seek = |at: u64, whence| {
+        let at = libc::off_t::try_from(at).unwrap_or(libc::off_t::MAX);
+        // The position of the open file, which this changes, is never used. SAFETY: takes no
+        // pointers.
+        u64::try_from(unsafe { libc::lseek(fd, at, whence) })
+            .map_err(|_| io::Error::last_os_error().raw_os_error())
+    };
+    let (mut found, mut at) = (Vec::new(), range.start);
+    let mut add = |at: &mut u64, end: u64, is_hole| {
+        found.push(Extent { len: end - *at, is_hole });
+        *at = end;
+        found.len() < max
+    };
+    while at < range.end {
+        let data = match seek(at, libc::SEEK_DATA) {
+            Ok(data) => data.clamp(at, range.end),
+            // There is no data before the end of the file.
+            Err(Some(libc::ENXIO)) => seek(0, libc::SEEK_END).unwrap_or(0).clamp(at, range.end),
+            Err(_) => at,
+        };
+        if data > at {
+            if !add(&mut at, data, true) {
+                break;
+            }
+            continue;
+        }
+        // The file may be changed meanwhile: a hole here must not end the walk.
+        let hole = seek(at, libc::SEEK_HOLE).ok().filter(|hole| *hole > at);
+        if !add(&mut at, hole.unwrap_or(range.end).min(range.end), false) {
+            break;
+        }
+    }
+    found
 }
 
 /// `BLKGETSIZE64`, `BLKSSZGET`, `BLKPBSZGET` and `BLKIOOPT` of linux/fs.h.

@@ -16,6 +16,7 @@
 
 use std::fmt;
 use std::io;
+use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::process::Child;
@@ -259,6 +260,15 @@ pub enum MetaOp {
         /// Its path or handle.
         file: Arc<SharedFile>,
     },
+    /// Find out which parts of a range of an open file are holes.
+    Extents {
+        /// Its path or handle.
+        file: Arc<SharedFile>,
+        /// The range, in bytes.
+        range: Range<u64>,
+        /// Most extents.
+        max: usize,
+    },
     /// Take an exclusive lock on a file, which is made if it is missing; refused while another
     /// holder has any lock.
     LockExclusive {
@@ -292,9 +302,20 @@ pub enum MetaOut {
     List(Vec<DirEntry>),
     /// Of `ReadSmall` and `Compute`.
     Bytes(Vec<u8>),
+    /// Of `Extents`.
+    Extents(Vec<Extent>),
     /// Of `LockShared` and `LockExclusive`: the descriptor holds the lock; `None` where no lock is
     /// needed.
     Lock(Option<Fd>),
+}
+
+/// A part of a file or of a device, of one kind.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Extent {
+    /// Length in bytes, not 0.
+    pub len: u64,
+    /// It occupies no space, and reads as zeroes.
+    pub is_hole: bool,
 }
 
 /// One entry of a directory.

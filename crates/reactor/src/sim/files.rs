@@ -16,7 +16,8 @@ use super::state::{Descriptor, LEN_MAX, OpenFile, State, WAITING};
 use super::trace::{Event, What};
 use crate::driver::remote::{CoreAddress, Remote};
 use crate::driver::{
-    Fd, Image, ImageInfo, ImageOpening, MetaOp, MetaOut, Mode, Opening, SharedFile, SimFd, Token,
+    Extent, Fd, Image, ImageInfo, ImageOpening, MetaOp, MetaOut, Mode, Opening, SharedFile, SimFd,
+    Token,
 };
 use crate::io::unix::are_readable;
 
@@ -68,13 +69,15 @@ impl State {
             MetaOp::SyncDir { path } => (7, path),
             MetaOp::SetLen { file, .. }
             | MetaOp::Allocate { file, .. }
-            | MetaOp::Measure { file } => {
+            | MetaOp::Measure { file }
+            | MetaOp::Extents { file, .. } => {
                 // By its newest name, if it is an open file of this world.
                 let own = self.file(file.fd().number());
                 changed = own.map_or_else(Default::default, |own| own.inode.borrow().path.clone());
                 let kind = match op {
                     MetaOp::SetLen { .. } => 8,
                     MetaOp::Allocate { .. } => 9,
+                    MetaOp::Extents { .. } => 17,
                     _ => 13,
                 };
                 (kind, &changed)
@@ -239,6 +242,12 @@ impl State {
                 let own = own.ok_or_else(|| io::Error::from_raw_os_error(libc::EBADF))?;
                 file.set_size(own.inode.borrow().len());
                 Ok(MetaOut::Done)
+            }
+            // A simulated file has no holes.
+            MetaOp::Extents { range, max, .. } => {
+                let len = range.end.saturating_sub(range.start);
+                let one = (len > 0 && max > 0).then_some(Extent { len, is_hole: false });
+                Ok(MetaOut::Extents(one.into_iter().collect()))
             }
             MetaOp::LockExclusive { path } => {
                 if self.disk.find(&path).is_err() {

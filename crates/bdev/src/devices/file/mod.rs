@@ -26,7 +26,7 @@ mod job;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
-use reactor::{Core, Image, ImageOpening, MappedFile, Mapping, Mode};
+use reactor::{Core, Extent, Image, ImageOpening, MappedFile, Mapping, Mode};
 
 use crate::error::{Error, ErrorKind};
 use crate::geometry::{Geometry, SEGMENTS};
@@ -134,6 +134,12 @@ impl FileDevice {
 
     pub fn set_flush_failed(&self) {
         self.image.file.set_flush_failed();
+    }
+
+    /// The holes of the file. A block device does not tell.
+    pub async fn extents(&self, core: &Core, offset: u64, len: u64, max: usize) -> Vec<Extent> {
+        let range = offset..offset + len;
+        core.extents(&self.image.file, range, max).await.unwrap_or_default()
     }
 
     pub async fn resize(&self, core: &Core, size: u64) -> Result<(), Error> {
