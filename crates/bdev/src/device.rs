@@ -235,6 +235,22 @@ impl Bdev {
         }
     }
 
+    /// This device with a bitmap of the writes through the result, from now on, in granules of so
+    /// many bytes (a power of two, at least 4 KiB): for a [`Copy`](crate::Copy). Suspends.
+    ///
+    /// # Errors
+    /// When there is no memory for the bitmap.
+    pub async fn tracked(&self, core: &Core, granule: u64) -> Result<Bdev, Error> {
+        let geometry = self.geometry();
+        let map = DirtyMap::open(core, None, granule, geometry.size_bytes).await?;
+        Ok(Bdev::new(geometry, Device::Dirty { over: self.clone(), map: Arc::new(map) }))
+    }
+
+    /// The device below the outermost layer, if there is one.
+    pub fn below(&self) -> Option<&Bdev> {
+        self.device().over()
+    }
+
     /// This device and those below it, from the outermost on.
     fn layers(&self) -> impl Iterator<Item = &Bdev> {
         std::iter::successors(Some(self), |device| device.device().over())

@@ -23,13 +23,14 @@
 //!
 //! The modules, from the bottom: `io`, `geometry` and `error`; `uri`; `devices`; then `channel`,
 //! `device` and `layers`, which refer to each other because a composite device is recursive
-//! (`layers`); `extents` and `buf_channel`.
+//! (`layers`); `extents`, `buf_channel`, `task_channel` and `copy`.
 
 // Under loom only the shared bitmap exists; `tests/loom.rs` includes it by path.
 #![cfg(not(loom))]
 
 mod buf_channel;
 mod channel;
+mod copy;
 mod device;
 mod devices;
 mod error;
@@ -38,10 +39,12 @@ mod geometry;
 mod io;
 mod layers;
 mod mutant;
+mod task_channel;
 mod uri;
 
 pub use buf_channel::{BufChannel, BufDone, BufIo};
 pub use channel::Channel;
+pub use copy::Copy;
 pub use device::{Bdev, DESCRIPTORS_MAX, Parts};
 pub use error::{Error, ErrorKind};
 pub use geometry::Geometry;
@@ -52,6 +55,7 @@ pub use layers::limit::{Limit, Rates};
 #[doc(hidden)]
 pub use mutant::{Mutant, set_mutant};
 pub use reactor::Extent;
+pub use task_channel::TaskChannel;
 #[cfg(feature = "testing")]
 #[doc(hidden)]
 pub use uri::fuzz as fuzz_uri;

@@ -9,6 +9,8 @@ pub enum Mutant {
     AcknowledgesEarly,
     /// Lets a flush cover requests that completed after it was submitted.
     FlushCoversLater,
+    /// A copy takes the marks of granules after it has copied them.
+    TakesMarksAfterCopy,
 }
 
 loomable::mutants!(Mutant);

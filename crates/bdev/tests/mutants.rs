@@ -1,14 +1,16 @@
 //! A test that cannot fail proves nothing: a device that reports a write as durable too early must
-//! be detected. A separate program, because a mutant applies to a whole process.
+//! be detected, and a copy that takes its marks too late. A separate program, because a mutant
+//! applies to a whole process.
 #![cfg(not(loom))]
 
 mod common;
 
 use bdev::Mutant;
-use common::power;
+use common::{copied, power};
 
 #[test]
-fn a_device_that_is_wrong_about_durability_is_detected() {
+fn whatever_is_wrong_is_detected() {
+    copy_takes_marks_late();
     for mutant in [Mutant::AcknowledgesEarly, Mutant::FlushCoversLater] {
         bdev::set_mutant(mutant);
         let caught = (0..200).find(|&seed| {
@@ -18,4 +20,13 @@ fn a_device_that_is_wrong_about_durability_is_detected() {
         println!("{mutant:?}: detected by seed {caught:?}");
         assert!(caught.is_some(), "{mutant:?} was not detected");
     }
+}
+
+/// One test runs after the other, because the mutant is the process's.
+fn copy_takes_marks_late() {
+    bdev::set_mutant(Mutant::TakesMarksAfterCopy);
+    let caught =
+        (0..40).find(|&seed| std::panic::catch_unwind(|| copied::simulated(seed)).is_err());
+    println!("a copy that takes marks late: detected by seed {caught:?}");
+    assert!(caught.is_some());
 }

@@ -282,6 +282,11 @@ impl DirtyMap {
         size_bytes.div_ceil(self.granule) <= self.words.saturating_mul(64)
     }
 
+    /// Number of granules that are marked now.
+    pub fn marked(&self) -> u64 {
+        self.marks().dirty.iter().map(|word| u64::from(word_bits(word))).sum()
+    }
+
     /// The file from which another process maps it.
     pub fn descriptor(&self) -> BorrowedFd<'_> {
         self.file.as_fd()
@@ -331,6 +336,10 @@ impl std::fmt::Debug for DirtyMap {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "DirtyMap(granules of {} bytes)", self.granule)
     }
+}
+
+fn word_bits(word: &AtomicU64) -> u32 {
+    word.load(Ordering::Relaxed).count_ones()
 }
 
 async fn open_or_make(core: &Core, path: &Path) -> io::Result<OwnedFd> {

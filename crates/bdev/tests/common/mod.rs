@@ -2,6 +2,7 @@
 //! production.
 #![allow(dead_code, reason = "each suite uses its part")]
 
+pub mod copied;
 pub mod power;
 
 use std::any::Any;

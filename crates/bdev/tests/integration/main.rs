@@ -6,6 +6,7 @@ mod buf_channel;
 #[path = "../common/mod.rs"]
 mod common;
 mod conformance;
+mod copy;
 mod dirty;
 mod faults;
 mod layers;

@@ -1,0 +1,313 @@
+//! A [`Copy`]: copies a device to another one while it is in use.
+//!
+//! ```text
+//!   everybody else --> tracked device --> source     each write marks its granules (`layers::dirty`)
+//!   Copy <-- take marks, read ------------ source
+//!        --- write, finish marks --> target
+//! ```
+//!
+//! 1. The device gets a layer that tracks writes ([`Bdev::tracked`]), and everybody uses that.
+//! 2. [`Copy::begin`] marks what the device has, and clears the target where the device has holes.
+//! 3. [`Copy::pass`] copies what is marked. While others write, granules are marked again, and it
+//!    is called again.
+//! 4. When nobody writes any more, one more pass makes both the same.
+//!
+//! Invariants: a granule is read only after its mark was taken, so that a later write is seen or
+//! marked again (`layers::marks`); within a pass no granule is copied twice at the same time,
+//! because the cursor only moves forward, and a pass ends when all of its copies have.
+
+use std::cell::{Cell, RefCell};
+use std::future::{Future, poll_fn};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::Poll;
+
+use reactor::Core;
+
+use crate::buf_channel::BufIo;
+use crate::device::Bdev;
+use crate::error::{Error, ErrorKind};
+use crate::io::{Kind, Status};
+use crate::layers::dirty::DirtyMap;
+use crate::mutant::{self, Mutant};
+use crate::task_channel::TaskChannel;
+
+/// Bytes of one read and one write.
+const PIECE_BYTES: u64 = 512 << 10;
+/// Copies at the same time.
+const LANES: usize = 8;
+/// The device is asked for the extents of so many bytes, and so many extents, at once.
+const EXTENT_BYTES: u64 = 1 << 30;
+const EXTENTS: usize = 1024;
+
+/// A copy of a device; see the module text. Belongs to one core.
+pub struct Copy {
+    core: Core,
+    source: TaskChannel,
+    target: TaskChannel,
+    map: Arc<DirtyMap>,
+    size_bytes: u64,
+    copied_bytes: Cell<u64>,
+    /// How many of the lanes copy; at least one.
+    lanes: Cell<usize>,
+    /// When the next piece may begin, and nanoseconds for each byte.
+    next_ns: Cell<u64>,
+    bytes_per_second: Cell<u64>,
+}
+
+impl Copy {
+    /// Prepares to copy `tracked`, a device that [`Bdev::tracked`] has returned, to another one of
+    /// the same size.
+    ///
+    /// # Errors
+    /// As for [`Bdev::channel`], and when the device does not track writes.
+    pub fn new(core: &Core, tracked: &Bdev, target: &Bdev) -> Result<Copy, Error> {
+        let untracked = || Error::new(ErrorKind::Unsupported, "the device does not track writes");
+        let map = tracked.dirty_map().ok_or_else(untracked)?.clone();
+        let source = tracked.below().ok_or_else(untracked)?;
+        Ok(Copy {
+            core: core.clone(),
+            source: TaskChannel::new(source, core)?,
+            target: TaskChannel::new(target, core)?,
+            map,
+            size_bytes: source.size_bytes(),
+            copied_bytes: Cell::new(0),
+            lanes: Cell::new(LANES),
+            next_ns: Cell::new(0),
+            bytes_per_second: Cell::new(0),
+        })
+    }
+
+    /// The bytes that were copied so far, including those that were copied again.
+    pub fn copied_bytes(&self) -> u64 {
+        self.copied_bytes.get()
+    }
+
+    /// The bytes that are marked now.
+    pub fn left_bytes(&self) -> u64 {
+        self.map.marked() * self.map.granule()
+    }
+
+    /// Copies with fewer requests at the same time, for the sake of others, or with as many as
+    /// possible.
+    pub fn be_gentle(&self, gentle: bool) {
+        self.lanes.set(if gentle { LANES / 4 } else { LANES });
+    }
+
+    /// Copies at most so many bytes per second; 0 is no limit.
+    pub fn limit(&self, bytes_per_second: u64) {
+        self.bytes_per_second.set(bytes_per_second);
+    }
+
+    /// Marks everything that is to be copied, and makes the target read as zeroes where the device
+    /// has holes. Suspends.
+    ///
+    /// # Errors
+    /// When the target fails.
+    pub async fn begin(&self) -> Result<(), Error> {
+        let device = self.source.device();
+        let mut at = 0;
+        while at < self.size_bytes {
+            let len = (self.size_bytes - at).min(EXTENT_BYTES);
+            for extent in device.extents(&self.core, at, len, EXTENTS).await {
+                if extent.is_hole {
+                    self.clear(at, extent.len).await?;
+                } else {
+                    self.map.mark_range(at, extent.len);
+                }
+                at += extent.len;
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes a range of the target read as zeroes, unless it is a hole there.
+    async fn clear(&self, from: u64, len: u64) -> Result<(), Error> {
+        let target = self.target.device();
+        let geometry = target.geometry();
+        let end = from + len;
+        let mut at = from;
+        while at < end {
+            for extent in target.extents(&self.core, at, end - at, EXTENTS).await {
+                let upto = at + extent.len;
+                if !extent.is_hole && !geometry.write_zeroes {
+                    // It reads as zeroes there, and these are copied.
+                    self.map.mark_range(at, extent.len);
+                    at = upto;
+                }
+                while !extent.is_hole && at < upto {
+                    let piece = (upto - at).min(geometry.write_zeroes_max.max(PIECE_BYTES));
+                    self.zero(at, piece).await?;
+                    at += piece;
+                }
+                at = upto;
+            }
+        }
+        Ok(())
+    }
+
+    async fn zero(&self, offset: u64, len: u64) -> Result<(), Error> {
+        let kind = Kind::WriteZeroes { unmap: true };
+        let (status, _) = self.target.run(request(kind, offset, len), None).await;
+        ended(status, "clearing the target", offset)
+    }
+
+    /// Copies what is marked. Returns the number of bytes. Suspends.
+    ///
+    /// # Errors
+    /// When one of the devices fails. What was marked may not be marked any more.
+    pub async fn pass(&self) -> Result<u64, Error> {
+        let before = self.copied_bytes.get();
+        let (cursor, failed) = (Cell::new(0), RefCell::new(None));
+        let mut lanes: Vec<Pin<Box<dyn Future<Output = ()> + '_>>> = Vec::new();
+        for nth in 0..LANES {
+            lanes.push(Box::pin(self.lane(nth, &cursor, &failed)));
+        }
+        poll_fn(|cx| {
+            lanes.retain_mut(|lane| lane.as_mut().poll(cx).is_pending());
+            if lanes.is_empty() { Poll::Ready(()) } else { Poll::Pending }
+        })
+        .await;
+        drop(lanes);
+        match failed.take() {
+            Some(error) => Err(error),
+            None => Ok(self.copied_bytes.get() - before),
+        }
+    }
+
+    async fn lane(&self, nth: usize, cursor: &Cell<u64>, failed: &RefCell<Option<Error>>) {
+        while failed.borrow().is_none() && (nth == 0 || nth < self.lanes.get()) {
+            let Some(taken) = self.map.take(cursor.get()) else { return };
+            cursor.set(taken.first + u64::from(u64::BITS));
+            for (first, count) in runs(taken.bits) {
+                let granule = self.map.granule();
+                let from = (taken.first + u64::from(first)) * granule;
+                let end = (from + u64::from(count) * granule).min(self.size_bytes);
+                if let Err(error) = self.range(from, end).await {
+                    failed.replace(Some(error));
+                    return;
+                }
+            }
+            self.map.finish(taken);
+            if mutant::is(Mutant::TakesMarksAfterCopy)
+                && let Some(later) = self.map.take(taken.first)
+            {
+                self.map.finish(later);
+            }
+        }
+    }
+
+    async fn range(&self, from: u64, end: u64) -> Result<(), Error> {
+        let mut at = from;
+        while at < end {
+            let len = (end - at).min(PIECE_BYTES);
+            self.pay(len).await;
+            self.piece(at, len).await?;
+            at += len;
+        }
+        Ok(())
+    }
+
+    /// Waits until the rate allows these bytes.
+    async fn pay(&self, len: u64) {
+        let (rate, now_ns) = (self.bytes_per_second.get(), self.core.now_ns());
+        if rate == 0 {
+            return;
+        }
+        let from_ns = self.next_ns.get().max(now_ns);
+        let cost_ns = u128::from(len) * 1_000_000_000 / u128::from(rate);
+        self.next_ns.set(from_ns.saturating_add(u64::try_from(cost_ns).unwrap_or(u64::MAX)));
+        if from_ns > now_ns {
+            self.core.sleep_ns(from_ns - now_ns).await;
+        }
+    }
+
+    async fn piece(&self, offset: u64, len: u64) -> Result<(), Error> {
+        let buf = self.core.alloc_wait(len as usize).await;
+        let buf = buf.map_err(|error| Error::io("a buffer for a copy", error))?;
+        let (status, buf) = self.source.run(request(Kind::Read, offset, len), Some(buf)).await;
+        ended(status, "reading the device", offset)?;
+        let bytes: &[u8] = buf.as_deref().unwrap_or_default();
+        if self.target.device().geometry().write_zeroes && is_zero(&bytes[..len as usize]) {
+            self.zero(offset, len).await?;
+        } else {
+            let (status, _) = self.target.run(request(Kind::Write, offset, len), buf).await;
+            ended(status, "writing the target", offset)?;
+        }
+        self.copied_bytes.set(self.copied_bytes.get() + len);
+        Ok(())
+    }
+
+    /// Makes the copy durable. Suspends.
+    ///
+    /// # Errors
+    /// When the target fails.
+    pub async fn flush(&self) -> Result<(), Error> {
+        let (status, _) = self.target.run(request(Kind::Flush, 0, 0), None).await;
+        ended(status, "flushing the target", 0)
+    }
+}
+
+impl std::fmt::Debug for Copy {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Copy({} bytes copied)", self.copied_bytes.get())
+    }
+}
+
+fn request(kind: Kind, offset: u64, len: u64) -> BufIo {
+    BufIo { kind, offset, len, at: 0, fua: false, tag: 0 }
+}
+
+fn ended(status: Status, what: &str, offset: u64) -> Result<(), Error> {
+    let why = match status {
+        Status::Ok => return Ok(()),
+        Status::NoSpace => "no space left",
+        Status::Unsupported => "not supported",
+        Status::IoError => "an I/O error",
+    };
+    Err(Error::new(ErrorKind::Io, format!("{what} at byte {offset}: {why}")))
+}
+
+fn is_zero(bytes: &[u8]) -> bool {
+    let (chunks, rest) = bytes.as_chunks::<64>();
+    chunks.iter().all(|chunk| *chunk == [0; 64]) && rest.iter().all(|byte| *byte == 0)
+}
+
+/// First bit and number of bits of each run of ones.
+fn runs(mut bits: u64) -> impl Iterator<Item = (u32, u32)> {
+    std::iter::from_fn(move || {
+        let first = bits.trailing_zeros();
+        if bits == 0 {
+            return None;
+        }
+        let count = (bits >> first).trailing_ones();
+        let mask = if count == 64 { u64::MAX } else { ((1 << count) - 1) << first };
+        bits &= !mask;
+        Some((first, count))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn runs_are_found_in_order() {
+        let all = |bits| runs(bits).collect::<Vec<_>>();
+        assert_eq!(all(0), []);
+        assert_eq!(all(u64::MAX), [(0, 64)]);
+        assert_eq!(all(0b1101), [(0, 1), (2, 2)]);
+        assert_eq!(all(1 << 63 | 1), [(0, 1), (63, 1)]);
+    }
+
+    #[test]
+    fn zeroes_are_recognised_wherever_the_other_byte_is() {
+        let mut bytes = [0; 200];
+        assert!(is_zero(&bytes) && is_zero(&[]));
+        for at in 0..bytes.len() {
+            bytes[at] = 1;
+            assert!(!is_zero(&bytes), "{at}");
+            bytes[at] = 0;
+        }
+    }
+}

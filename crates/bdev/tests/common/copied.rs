@@ -1,0 +1,105 @@
+//! A device is copied while tasks write, discard and clear it: at the end both are the same.
+
+use std::cell::Cell;
+use std::rc::Rc;
+
+use bdev::{Bdev, BufIo, Copy, Kind, Status, TaskChannel};
+use reactor::sim::{SimConfig, World};
+use reactor::{Class, Core};
+
+/// Size of the devices, and of a block.
+const SIZE: u64 = 2 << 20;
+const BLOCK: u64 = 4096;
+const WRITERS: u64 = 4;
+
+fn request(kind: Kind, offset: u64, len: u64) -> BufIo {
+    BufIo { kind, offset, len, at: 0, fua: false, tag: 0 }
+}
+
+fn below(core: &Core, end: u64) -> u64 {
+    core.random_u64() % end
+}
+
+async fn fill(core: &Core, channel: &TaskChannel, offset: u64, len: u64, byte: u8) {
+    let mut buf = core.alloc(len as usize).unwrap();
+    buf.fill(byte);
+    let (status, _) = channel.run(request(Kind::Write, offset, len), Some(buf)).await;
+    assert_eq!(status, Status::Ok);
+}
+
+async fn all(core: &Core, device: &Bdev) -> Vec<u8> {
+    let channel = TaskChannel::new(device, core).unwrap();
+    let buf = core.alloc(SIZE as usize).unwrap();
+    let (status, buf) = channel.run(request(Kind::Read, 0, SIZE), Some(buf)).await;
+    assert_eq!(status, Status::Ok);
+    buf.unwrap().to_vec()
+}
+
+/// Changes the device at random places until it is told to stop.
+async fn write(core: Core, device: Bdev, stop: Rc<Cell<bool>>) {
+    let channel = TaskChannel::new(&device, &core).unwrap();
+    while !stop.get() {
+        let blocks = 1 + below(&core, 8);
+        let offset = below(&core, SIZE / BLOCK - blocks) * BLOCK;
+        let len = blocks * BLOCK;
+        match below(&core, 10) {
+            0 => drop(channel.run(request(Kind::Discard, offset, len), None).await),
+            1 => {
+                let zeroes = Kind::WriteZeroes { unmap: false };
+                drop(channel.run(request(zeroes, offset, len), None).await);
+            }
+            _ => fill(&core, &channel, offset, len, 1 + below(&core, 255) as u8).await,
+        }
+        core.sleep_ns(below(&core, 200_000)).await;
+    }
+}
+
+/// Copies one device to the other.
+pub async fn copied(core: &Core, source: &str, target: &str) {
+    let (source, target) = (Bdev::open(core, source).await, Bdev::open(core, target).await);
+    let (source, target) = (source.unwrap(), target.unwrap());
+    let (from, to) =
+        (TaskChannel::new(&source, core).unwrap(), TaskChannel::new(&target, core).unwrap());
+    // Data and holes, and a target that has something else in some of both.
+    for part in 0..16 {
+        let (offset, len) = (part * SIZE / 16, SIZE / 16);
+        if part % 3 != 0 {
+            fill(core, &from, offset, len, part as u8 + 1).await;
+        }
+        if part % 2 == 0 {
+            fill(core, &to, offset, len, 0xEE).await;
+        }
+    }
+    let tracked = source.tracked(core, BLOCK).await.unwrap();
+    let copy = Copy::new(core, &tracked, &target).unwrap();
+    let stop = Rc::new(Cell::new(false));
+    let writers = (0..WRITERS)
+        .map(|_| core.spawn(Class::Foreground, write(core.clone(), tracked.clone(), stop.clone())));
+    let writers: Vec<_> = writers.collect();
+    copy.begin().await.unwrap();
+    assert!(copy.left_bytes() > 0);
+    for nth in 0..4 {
+        copy.be_gentle(nth % 2 == 1);
+        assert!(copy.pass().await.unwrap() > 0);
+        core.sleep_ns(below(core, 1_000_000)).await;
+    }
+    stop.set(true);
+    for writer in writers {
+        writer.await;
+    }
+    while copy.left_bytes() > 0 {
+        copy.pass().await.unwrap();
+    }
+    copy.flush().await.unwrap();
+    drop(copy);
+    assert!(all(core, &source).await == all(core, &target).await, "the copy differs");
+}
+
+/// The same in a simulated world.
+pub fn simulated(seed: u64) {
+    let run = World::new(seed, 1, SimConfig::default()).run(|core| async move {
+        let uri = "delay:all=5us..400us|mem:2M";
+        copied(&core, uri, uri).await;
+    });
+    run.unwrap();
+}
