@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 use crate::admin::Admin;
 use crate::answer::{KINDS, Latency, array, duration, number, text};
 use crate::args::{DiskCommand, NodeArgs};
+use crate::disk_move;
 use crate::failure::Failure;
 use crate::output::{Out, table, thousands};
 use crate::tool_core::on_core;
@@ -19,7 +20,7 @@ const IMAGE_BLOCK: u64 = 4096;
 /// Runs a command.
 pub fn run(command: DiskCommand) -> Result<(), Failure> {
     match command {
-        DiskCommand::Create { path, size, preallocate } => create(path, size.0, preallocate),
+        DiskCommand::Create { path, size, preallocate } => create_image(path, size.0, preallocate),
         DiskCommand::List { node } => list(&node),
         DiskCommand::Attach { spec, node } => attach(spec, &node),
         DiskCommand::Detach { name, force, node } => {
@@ -50,6 +51,7 @@ pub fn run(command: DiskCommand) -> Result<(), Failure> {
             })
         }
         DiskCommand::Limit { words, group, node } => limit(&words, group, &node),
+        DiskCommand::Move(args) => disk_move::run(args),
         DiskCommand::Resume { name, node } => {
             call(&node, &Request::DiskResume { name: name.clone() }, |result| {
                 match result["was_paused"].as_bool() {
@@ -73,7 +75,8 @@ fn call(node: &NodeArgs, request: &Request, say: impl Fn(&Value) -> String) -> R
     Ok(out.flush()?)
 }
 
-fn create(path: PathBuf, size: u64, preallocate: bool) -> Result<(), Failure> {
+/// Creates an image file of so many bytes.
+pub fn create_image(path: PathBuf, size: u64, preallocate: bool) -> Result<(), Failure> {
     if size == 0 || !size.is_multiple_of(IMAGE_BLOCK) {
         return Err(Failure::new(format!(
             "size must be a multiple of {IMAGE_BLOCK} bytes, not {size}"

@@ -26,8 +26,8 @@ struct TestDisk {
 }
 
 impl Disk for TestDisk {
-    fn device(&self) -> &Bdev {
-        &self.device
+    fn device(&self) -> Bdev {
+        self.device.clone()
     }
 
     fn is_taken(&self) -> bool {

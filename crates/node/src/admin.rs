@@ -82,6 +82,37 @@ pub enum Request {
         #[serde(default)]
         shrink: bool,
     },
+    /// Begins to move a disk to another device.
+    DiskMove {
+        /// The disk's name.
+        name: String,
+        /// The device; relative paths begin in the node's working directory.
+        uri: String,
+        /// The disk continues there as soon as it can.
+        #[serde(default)]
+        finish: bool,
+    },
+    /// The moves under way, and the last one of each disk.
+    DiskMoves {
+        /// Only of this disk.
+        #[serde(default)]
+        name: Option<String>,
+    },
+    /// Lets a moved disk continue with its new device as soon as it can.
+    DiskMoveFinish {
+        /// The disk's name.
+        name: String,
+    },
+    /// Ends a move; the disk stays where it is.
+    DiskMoveAbort {
+        /// The disk's name.
+        name: String,
+    },
+    /// Limits all moves together.
+    DiskMoveLimit {
+        /// Bytes per second; 0 is no limit.
+        bytes_per_second: u64,
+    },
     /// Lets a disk go on that has paused because its device has failed a request.
     DiskResume {
         /// The disk's name.
@@ -204,8 +235,16 @@ impl Request {
     /// Whether it changes nothing and its answer stands for itself, so that it may be sent again
     /// when none came.
     pub fn only_looks(&self) -> bool {
-        use Request::{CompactionStatus, DiskLimits, DiskList, DiskStat, Events};
-        matches!(self, DiskList | DiskStat { .. } | DiskLimits | CompactionStatus | Events { .. })
+        use Request::{CompactionStatus, DiskLimits, DiskList, DiskMoves, DiskStat, Events};
+        matches!(
+            self,
+            DiskList
+                | DiskStat { .. }
+                | DiskLimits
+                | DiskMoves { .. }
+                | CompactionStatus
+                | Events { .. }
+        )
     }
 
     fn parse(line: &[u8]) -> Result<Request, Error> {
@@ -462,6 +501,11 @@ mod tests {
             Request::DiskDetach { name: "a".into(), force: true },
             Request::DiskResize { name: "a".into(), size_bytes: 1 << 40, shrink: false },
             Request::DiskResume { name: "a".into() },
+            Request::DiskMove { name: "a".into(), uri: "mem:1M".into(), finish: true },
+            Request::DiskMoves { name: None },
+            Request::DiskMoveFinish { name: "a".into() },
+            Request::DiskMoveAbort { name: "a".into() },
+            Request::DiskMoveLimit { bytes_per_second: 1 << 20 },
             Request::Events { log: Some("ab".into()), after: 7, wait: true },
             Request::FilesHold { log_bytes_max: 1 << 20 },
             Request::FilesRenew { hold: 7 },

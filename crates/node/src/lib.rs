@@ -38,7 +38,7 @@ mod tls;
 mod upgrade;
 
 pub use admin::{Request, VERSION as ADMIN_VERSION};
-pub use bdev::parse_rate;
+pub use bdev::{image_of, parse_rate, uri_under};
 pub use budget::Budget;
 pub use config::{CORE_MEMORY_MIN, Config, DEFAULT_FAMILY, LISTEN_DEFAULT, Sandbox, Settings};
 pub use cores::{Allowed, CoreChoice, place, write_list};

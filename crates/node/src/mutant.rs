@@ -1,5 +1,5 @@
-//! Mutations of an upgrade, which the simulation must detect. Without the feature `mutants` each is
-//! a constant that folds away.
+//! Mutations of upgrades and moves, which the simulation must detect. Without the feature `mutants`
+//! each is a constant that folds away.
 
 /// The mutations.
 #[doc(hidden)]
@@ -19,6 +19,8 @@ pub enum Mutant {
     TakesBack,
     /// The successor repeats the old node's operations in flight before they have ended.
     ReleasesEarly,
+    /// A moved disk continues with its new device although not everything was copied.
+    SwitchesBeforeTheLastBlock,
 }
 
 loomable::mutants!(Mutant);

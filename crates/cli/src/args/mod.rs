@@ -21,7 +21,7 @@ pub use self::copies::{
 };
 pub use self::families::{FamiliesCommand, FamiliesPlace};
 pub use self::kv::{Entries, KvCommand, Source, Target};
-pub use self::node::{DiskCommand, EventsArgs, NodeArgs, TopArgs, UpgradeArgs};
+pub use self::node::{DiskCommand, DiskMoveArgs, EventsArgs, NodeArgs, TopArgs, UpgradeArgs};
 pub use self::serve::ServeArgs;
 
 /// Serves and reads RocksDB databases at the disk's speed.

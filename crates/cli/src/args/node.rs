@@ -123,6 +123,8 @@ pub enum DiskCommand {
         #[command(flatten)]
         node: NodeArgs,
     },
+    /// Move a disk's data to another device while its guest runs
+    Move(DiskMoveArgs),
     /// Let a disk go on that has paused because its device has failed a request
     #[command(after_help = "Examples:\n  \
         millrace disk resume vm1\n\n\
@@ -148,6 +150,45 @@ pub enum DiskCommand {
         #[command(flatten)]
         node: NodeArgs,
     },
+}
+
+/// `millrace disk move`.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  \
+    millrace disk move vm1 --to file:/new/vm1.img --finish-when-ready\n  \
+    millrace disk move vm1 --to file:/dev/vdb --background\n  \
+    millrace disk move --status\n  \
+    millrace disk move vm1 --finish-when-ready\n  \
+    millrace disk move vm1 --abort\n  \
+    millrace disk move --limit 200M\n\n\
+    An image file that does not exist is created, as large as the disk. The data is copied, and what \
+    the guest writes meanwhile is copied again; when little is left, the move is ready. With \
+    --finish-when-ready the guest then waits some milliseconds, and the disk continues at the new \
+    device. The old one is left as it was then. Holes stay holes.")]
+pub struct DiskMoveArgs {
+    /// The name of the disk.
+    pub name: Option<String>,
+    /// The new device, such as file:/new/vm1.img
+    #[arg(long, value_name = "URI", conflicts_with_all = ["status", "abort", "limit"])]
+    pub to: Option<String>,
+    /// Continue with the new device as soon as it has everything
+    #[arg(long, conflicts_with_all = ["status", "abort", "limit"])]
+    pub finish_when_ready: bool,
+    /// Do not wait for the move
+    #[arg(long, conflicts_with_all = ["status", "abort", "limit"])]
+    pub background: bool,
+    /// Show the moves
+    #[arg(long)]
+    pub status: bool,
+    /// End the move; the disk stays where it is
+    #[arg(long, conflicts_with = "status")]
+    pub abort: bool,
+    /// Limit the bytes per second of all moves together; 0 is no limit
+    #[arg(long, value_name = "SIZE", conflicts_with_all = ["status", "abort", "name"])]
+    pub limit: Option<Size>,
+    /// Which node to ask.
+    #[command(flatten)]
+    pub node: NodeArgs,
 }
 
 /// `millrace events`.

@@ -37,7 +37,7 @@ const RETRY_NS: u64 = 100_000_000;
 /// A disk that is exported.
 pub trait Disk {
     /// Its device.
-    fn device(&self) -> &Bdev;
+    fn device(&self) -> Bdev;
 
     /// Whether somebody else writes to it, so that it takes no writes here.
     fn is_taken(&self) -> bool;

@@ -59,7 +59,7 @@ impl Volume {
     /// # Errors
     /// As for [`BufChannel::new`].
     pub fn open(core: &Core, disk: Rc<dyn Disk>) -> Result<Rc<Volume>, bdev::Error> {
-        let channel = BufChannel::new(disk.device(), core)?;
+        let channel = BufChannel::new(&disk.device(), core)?;
         let volume = Rc::new(Volume {
             core: core.clone(),
             live: RefCell::default(),

@@ -146,6 +146,7 @@ impl Disks {
     ) -> Result<Detached, Error> {
         let change = self.change().await?;
         let at = self.find(name)?;
+        self.unless_moving(name)?;
         let (spec, attached) = {
             let disk = &self.all.borrow()[at];
             let refused = match &disk.serving {
@@ -277,6 +278,7 @@ impl Disks {
     ) -> Result<u64, Error> {
         let _change = self.change().await?;
         let target = self.target(name)?;
+        self.unless_moving(name)?;
         let old = target.device().size_bytes();
         if size_bytes < old && !shrink {
             let what = format!(

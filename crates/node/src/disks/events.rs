@@ -44,6 +44,14 @@ pub(crate) enum What {
     Resized { disk: String, old_size_bytes: u64, size_bytes: u64 },
     /// A disk or a group of disks has other limits.
     Limited { disk: Option<String>, group: Option<String> },
+    /// A disk is being moved to another device.
+    MoveBegun { disk: String, uri: String },
+    /// A disk has moved; its guest waited for the pause at most.
+    Moved { disk: String, uri: String, pause_us: u64 },
+    /// A disk stays where it is.
+    MoveFailed { disk: String, uri: String, why: String },
+    /// A guest writes faster than its disk is copied: its writes are limited.
+    WritesLimited { disk: String, bytes_per_second: u64 },
     /// A front end has connected; its process is 0 if it is not known.
     Connected { disk: String, process: u32 },
     /// A front end has disconnected.
@@ -103,10 +111,14 @@ impl What {
             What::Serving { .. } | What::Ended { .. } => Vec::new(),
             What::Upgraded { program, .. } => vec![program],
             What::UpgradeFailed { program, why } => vec![program, why],
-            What::Attached { disk, uri } => vec![disk, uri],
+            What::Attached { disk, uri }
+            | What::MoveBegun { disk, uri }
+            | What::Moved { disk, uri, .. } => vec![disk, uri],
+            What::MoveFailed { disk, uri, why } => vec![disk, uri, why],
             What::Detached { disk }
             | What::Resumed { disk }
             | What::Resized { disk, .. }
+            | What::WritesLimited { disk, .. }
             | What::Connected { disk, .. }
             | What::Disconnected { disk, .. } => vec![disk],
             What::Limited { disk, group } => disk.iter_mut().chain(group).collect(),

@@ -28,7 +28,8 @@ impl nbd::Disks for Exported {
     }
 
     fn disk(&self, name: &str) -> Option<Rc<dyn nbd::Disk>> {
-        let target = self.0.upgrade()?.target(name).ok()?;
+        let disks = self.0.upgrade()?;
+        let target = disks.target(name).ok().filter(|_| !disks.hidden.borrow().contains(name))?;
         Some(Rc::new(ExportedDisk(target)))
     }
 }
@@ -37,7 +38,7 @@ impl nbd::Disks for Exported {
 struct ExportedDisk(Rc<Target>);
 
 impl nbd::Disk for ExportedDisk {
-    fn device(&self) -> &Bdev {
+    fn device(&self) -> Bdev {
         self.0.device()
     }
 

@@ -12,6 +12,7 @@ mod changes;
 pub(crate) mod events;
 mod export;
 pub(crate) mod limits;
+mod moves;
 pub(crate) mod protocol;
 pub(crate) mod report;
 pub(crate) mod resources;
@@ -19,6 +20,7 @@ pub(crate) mod spec;
 pub(crate) mod state;
 
 use std::cell::{Cell, RefCell};
+use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
 use bdev::Bdev;
@@ -29,6 +31,7 @@ pub(crate) use changes::Detached;
 
 use crate::disks::events::{EventLog, What};
 use crate::disks::limits::{AllLimits, Limits};
+use crate::disks::moves::Move;
 use crate::disks::protocol::Named;
 use crate::disks::resources::{Ready, Resources};
 use crate::disks::spec::DiskSpec;
@@ -121,6 +124,12 @@ pub(crate) struct Disks {
     left: Cell<bool>,
     /// Serves them to NBD clients.
     nbd: RefCell<Option<Rc<nbd::Server>>>,
+    /// Disks that NBD clients cannot use at this moment.
+    hidden: RefCell<BTreeSet<String>>,
+    /// The moves under way, and the last one of each disk, by the disk's name.
+    moves: RefCell<BTreeMap<String, Rc<Move>>>,
+    /// Bytes per second of all moves together; 0 is no limit.
+    moves_rate: Cell<u64>,
     /// Notified when a change has ended, a detached disk has gone, or the node ends.
     changed: Event,
 }
@@ -347,6 +356,11 @@ impl Disks {
     /// When a change is being made, or the node is ending.
     pub fn to_hand_over(&self) -> Result<Vec<Served>, String> {
         self.all_came()?;
+        let moving = self.moving();
+        if !moving.is_empty() {
+            let names = moving.join(", ");
+            return Err(format!("disks are being moved, which ends with this node: {names}"));
+        }
         if self.ended.get() || self.changing.replace(true) {
             return Err("the disks are being changed".to_owned());
         }
@@ -417,6 +431,9 @@ impl Disks {
         self.ended.set(true);
         self.changed.notify_all();
         self.changed.wait_until(|| !self.handing_over.get()).await;
+        if timeout(core, STOP_NS, self.end_moves()).await.is_err() {
+            tracing::error!("a move has not ended: its disk stays as the state directory has it");
+        }
         self.stop_nbd().await;
         let following = self.following.take();
         if let Some(following) = following {

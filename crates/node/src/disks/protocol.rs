@@ -24,6 +24,14 @@ pub(crate) enum ToLauncher {
     Disks,
     /// A disk's image, and the packet socket on which its connections come: [`Opened`].
     Open { name: String },
+    /// The device to which a disk is to be moved: [`Opened`], without a socket.
+    OpenTarget { name: String },
+    /// Forget that device.
+    DropTarget { name: String },
+    /// Store that the disk has moved there.
+    Moved { name: String },
+    /// Write the state directory again, as it was before a change that has failed.
+    WriteStateAgain,
     /// Remove the name of a disk's socket.
     Close { name: String },
     /// Store a disk that is being attached, for the next start.

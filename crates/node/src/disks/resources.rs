@@ -95,6 +95,14 @@ impl LocalResources {
         }
     }
 
+    /// Writes the state directory again, as it was before a change that has failed.
+    pub async fn write_state_again(&self) -> Result<(), Error> {
+        match &self.state {
+            Some(state) => state.write_again().await.map_err(system),
+            None => Ok(()),
+        }
+    }
+
     pub async fn forget(&self, spec: &DiskSpec) -> Result<(), Error> {
         match &self.state {
             Some(state) => state.forget_disk(&spec.name, &spec.socket).await.map_err(system),
@@ -297,6 +305,56 @@ impl Resources {
         let device = Bdev::take(core, &spec.uri, Parts { descriptors, holes }).await;
         let device = device.map_err(|error| failed(error.to_string()))?;
         Ok(Ready { device, door, write_cache })
+    }
+
+    /// Opens the device to which a disk is to be moved. Suspends.
+    pub async fn open_target(&self, core: &Core, spec: &DiskSpec) -> Result<Bdev, Error> {
+        let channel = match self {
+            Resources::Local(..) => {
+                return open(core, spec, async || Bdev::open(core, &spec.uri).await).await;
+            }
+            Resources::Launcher(channel, ..) => channel,
+        };
+        let name = spec.name.clone();
+        let answer = channel.ask(&ToLauncher::OpenTarget { name }, &[]).await?;
+        let Opened { holes, .. } = answer.read()?;
+        let parts = Parts { descriptors: answer.descriptors, holes };
+        let device = Bdev::take(core, &spec.uri, parts).await;
+        device.map_err(|error| system(format!("disk {}: {error}", spec.name)))
+    }
+
+    /// Forgets the device to which a disk was to be moved.
+    pub async fn drop_target(&self, name: &str) {
+        if let Resources::Launcher(channel, ..) = self {
+            let drop_target = ToLauncher::DropTarget { name: name.to_owned() };
+            drop(channel.ask(&drop_target, &[]).await);
+        }
+    }
+
+    /// Stores that a disk has moved to the device that was opened for it. Suspends until that is
+    /// durable.
+    ///
+    /// # Errors
+    /// When it cannot be stored. It may be stored all the same until
+    /// [`Resources::write_state_again`] has succeeded.
+    pub async fn moved(&self, spec: &DiskSpec) -> Result<(), Error> {
+        match self {
+            Resources::Local(local, _) => local.keep(spec).await,
+            Resources::Launcher(channel, ..) => {
+                let moved = ToLauncher::Moved { name: spec.name.clone() };
+                channel.ask(&moved, &[]).await.map(drop)
+            }
+        }
+    }
+
+    /// Writes the state directory again, as it was before a change that has failed. Suspends.
+    pub async fn write_state_again(&self) -> Result<(), Error> {
+        match self {
+            Resources::Local(local, _) => local.write_state_again().await,
+            Resources::Launcher(channel, ..) => {
+                channel.ask(&ToLauncher::WriteStateAgain, &[]).await.map(drop)
+            }
+        }
     }
 
     /// Removes the name of a disk's socket.

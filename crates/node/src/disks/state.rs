@@ -229,7 +229,23 @@ impl State {
         if kept == *self.kept.borrow() {
             return Ok(());
         }
-        let text = serde_json::to_vec_pretty(&kept).map_err(|error| error.to_string())?;
+        self.write(&kept).await?;
+        *self.kept.borrow_mut() = kept;
+        Ok(())
+    }
+
+    /// Writes the file as it was before a change that has failed. Suspends until it is durable.
+    ///
+    /// # Errors
+    /// When it cannot be written.
+    pub async fn write_again(&self) -> Result<(), String> {
+        self.until_written().await;
+        let kept = self.kept.borrow().clone();
+        self.write(&kept).await
+    }
+
+    async fn write(&self, kept: &StateFile) -> Result<(), String> {
+        let text = serde_json::to_vec_pretty(kept).map_err(|error| error.to_string())?;
         self.writing.set(true);
         let written = self.dir.write_small_atomically(FILE, &text).await;
         self.writing.set(false);
@@ -238,9 +254,7 @@ impl State {
             self.lock.take();
         }
         let path = self.dir.path().display();
-        written.map_err(|error| format!("cannot write {path}/{FILE}: {error}"))?;
-        *self.kept.borrow_mut() = kept;
-        Ok(())
+        written.map_err(|error| format!("cannot write {path}/{FILE}: {error}"))
     }
 }
 

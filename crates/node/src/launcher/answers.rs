@@ -34,6 +34,14 @@ pub(super) struct OpenDisk {
     pub(super) door: Rc<FrontDoor>,
 }
 
+/// The device to which a disk is being moved.
+pub(super) struct MoveTarget {
+    spec: DiskSpec,
+    holes: Option<bool>,
+    /// As in [`OpenDisk`].
+    memory: Vec<OwnedFd>,
+}
+
 impl Launcher {
     /// Answers a node's questions, and records its end.
     pub(super) fn attend(self: &Rc<Self>, node: &Rc<Child>) {
@@ -46,7 +54,7 @@ impl Launcher {
                     Err(why) => break tracing::debug!(pid = node.pid.as_raw(), "{why}"),
                 };
                 match question.read() {
-                    Ok(ToLauncher::Open { .. }) => {
+                    Ok(ToLauncher::Open { .. } | ToLauncher::OpenTarget { .. }) => {
                         launcher.open(&node, question);
                         continue;
                     }
@@ -60,6 +68,10 @@ impl Launcher {
                 if let Err(why) = node.channel.answer(&question, answer).await {
                     break tracing::warn!(pid = node.pid.as_raw(), "{why}");
                 }
+            }
+            // A move ends with its node; a successor that has failed had none.
+            if Rc::ptr_eq(&launcher.current.borrow(), &node) {
+                launcher.targets.borrow_mut().clear();
             }
             let end = || launcher.core.process_end(node.pid.as_raw() as u32);
             if timeout(&launcher.core, END_NS, end()).await.is_err() {
@@ -167,6 +179,33 @@ impl Launcher {
                 let spec = self.named(&name)?;
                 self.open_disk(&spec).await
             }
+            ToLauncher::OpenTarget { name } => {
+                let ordered = |order: &Order| match order {
+                    Order::Move { name: moved, uri } if *moved == name => Some(uri.clone()),
+                    _ => None,
+                };
+                let uri = self.orders.borrow().iter().find_map(ordered);
+                let uri = uri.ok_or_else(|| unasked(&name, "moved"))?;
+                self.open_target(&DiskSpec { uri, ..self.named(&name)? }).await
+            }
+            ToLauncher::DropTarget { name } => {
+                self.targets.borrow_mut().remove(&name);
+                json_answer(&())
+            }
+            ToLauncher::Moved { name } => {
+                let spec = self.targets.borrow().get(&name).map(|to| to.spec.clone());
+                let spec = spec.ok_or_else(|| unasked(&name, "moved"))?;
+                self.resources.keep(&spec).await?;
+                let to = self.targets.borrow_mut().remove(&name);
+                if let (Some(to), Some(open)) = (to, self.open.borrow_mut().get_mut(&name)) {
+                    (open.spec, open.holes, open.memory) = (to.spec, to.holes, to.memory);
+                }
+                json_answer(&())
+            }
+            ToLauncher::WriteStateAgain => {
+                self.resources.write_state_again().await?;
+                json_answer(&())
+            }
             ToLauncher::Close { name } => {
                 let closed = self.open.borrow_mut().remove(&name);
                 if let Some(open) = closed {
@@ -217,6 +256,19 @@ impl Launcher {
                 json_answer(&())
             }
         }
+    }
+
+    /// Opens the device to which a disk is to be moved.
+    async fn open_target(&self, spec: &DiskSpec) -> Result<(Vec<u8>, Vec<OwnedFd>), Error> {
+        let Parts { descriptors, holes } = self.resources.parts(spec).await?;
+        let is_memory = bdev::image_of(&spec.uri).is_none();
+        let memory = if is_memory { copies(&descriptors) } else { Ok(Vec::new()) };
+        let memory = memory
+            .map_err(|error| Error::new(Kind::System, format!("disk {}: {error}", spec.name)))?;
+        let to = MoveTarget { spec: spec.clone(), holes, memory };
+        self.targets.borrow_mut().insert(spec.name.clone(), to);
+        let (text, _) = json_answer(&Opened { holes, write_cache: None })?;
+        Ok((text, descriptors))
     }
 
     /// Opens a disk for a node, or gives it the disk of a node that has died.

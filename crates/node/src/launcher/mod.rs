@@ -66,7 +66,7 @@ use nix::sys::wait::WaitStatus;
 use reactor::log::{Log, LogFile, Sink};
 use reactor::{Class, Core, DriverKind, Either, Event, PollMode, RuntimeConfig, race, timeout};
 
-use self::answers::OpenDisk;
+use self::answers::{MoveTarget, OpenDisk};
 use self::child::{Child, Role, spawn};
 pub(crate) use self::child::{SAID_BYTES_MAX, VARIABLE};
 use self::estate::Beginning;
@@ -171,6 +171,8 @@ struct Launcher {
     orders: RefCell<Vec<Order>>,
     /// The disks that a node has, by name.
     open: RefCell<BTreeMap<String, OpenDisk>>,
+    /// The devices to which disks are being moved, by the disk's name.
+    targets: RefCell<BTreeMap<String, MoveTarget>>,
     /// The node that serves, or is to serve.
     current: RefCell<Rc<Child>>,
     /// The node that stands ready, or that has died while it did; where there is to be one.
@@ -218,6 +220,7 @@ impl Launcher {
             clients: Rc::default(),
             orders: RefCell::default(),
             open: RefCell::new(open),
+            targets: RefCell::default(),
             current: RefCell::new(node.clone()),
             spare: RefCell::default(),
             starts_spare: Cell::new(false),

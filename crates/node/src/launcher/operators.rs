@@ -13,6 +13,7 @@ use crate::admin::{Commands, Request};
 use crate::disks::limits::LimitChange;
 use crate::disks::spec::DiskSpec;
 use crate::error::{Error, Kind};
+use crate::ipc::channel::Answer;
 use crate::launcher::to_node::ToNode;
 use crate::upgrade::upgraded;
 
@@ -21,6 +22,8 @@ use crate::upgrade::upgraded;
 const SILENT_NS: u64 = 90_000_000_000;
 /// How often a node that works on a request is asked whether it answers, and how long it may take.
 const LOOK_NS: u64 = 5_000_000_000;
+/// How long the end of a node whose channel has broken may take to be noticed.
+const DIES_NS: u64 = 1_000_000_000;
 
 /// The error when a node that has a request does not answer any more.
 fn unknown() -> Error {
@@ -39,30 +42,53 @@ pub(super) enum Order {
     Attach(DiskSpec),
     Detach(String),
     Limit(LimitChange),
+    Move { name: String, uri: String },
 }
 
 impl Launcher {
-    /// Lets the node run a request of the admin socket.
+    /// Lets the node run a request of the admin socket. If the node dies meanwhile, the next one
+    /// gets a request that only looks.
     pub(super) async fn relay(&self, request: Request) -> Result<String, Error> {
-        // A node that has died is about to be started again.
-        let there = self.changed.wait_until(|| !self.current.borrow().has_ended());
-        let _ = timeout(&self.core, LOOK_NS, there).await;
-        let node = self.current.borrow().clone();
+        let only_looks = request.only_looks();
         let run = ToNode::Run { request };
-        let mut asked = pin!(node.channel.ask(&run, &[]));
-        let mut heard_ns = self.core.now_ns();
-        let answer = loop {
-            match timeout(&self.core, LOOK_NS, asked.as_mut()).await {
-                Ok(answer) => break answer?,
-                Err(_) if self.answers(&node).await => heard_ns = self.core.now_ns(),
-                Err(_) if self.core.now_ns() < heard_ns + SILENT_NS => {}
-                Err(_) => return Err(unknown()),
+        let node = self.living_node().await;
+        let answer = match self.run_by(&node, &run).await {
+            Err(_) if only_looks && self.has_died(&node).await => {
+                self.run_by(&*self.living_node().await, &run).await?
             }
+            answer => answer?,
         };
         // The answer goes to the operator's program as it is, so it must be one line of JSON.
         let line = !answer.body.contains(&b'\n') && answer.read::<IgnoredAny>().is_ok();
         let text = String::from_utf8(answer.body).ok().filter(|_| line);
         text.ok_or_else(|| Error::new(Kind::System, "the node's answer is not one line of JSON"))
+    }
+
+    /// The node that serves, or is to serve.
+    async fn living_node(&self) -> Rc<Child> {
+        // One that has died is about to be started again.
+        let there = self.changed.wait_until(|| !self.current.borrow().has_ended());
+        let _ = timeout(&self.core, LOOK_NS, there).await;
+        self.current.borrow().clone()
+    }
+
+    /// Whether a node that gives no answer has died; its end may be noticed a moment later.
+    async fn has_died(&self, node: &Child) -> bool {
+        let died = self.changed.wait_until(|| node.has_ended());
+        timeout(&self.core, DIES_NS, died).await.is_ok()
+    }
+
+    async fn run_by(&self, node: &Child, run: &ToNode) -> Result<Answer, Error> {
+        let mut asked = pin!(node.channel.ask(run, &[]));
+        let mut heard_ns = self.core.now_ns();
+        loop {
+            match timeout(&self.core, LOOK_NS, asked.as_mut()).await {
+                Ok(answer) => return answer,
+                Err(_) if self.answers(node).await => heard_ns = self.core.now_ns(),
+                Err(_) if self.core.now_ns() < heard_ns + SILENT_NS => {}
+                Err(_) => return Err(unknown()),
+            }
+        }
     }
 
     /// Whether a node answers a question that it answers at once.
@@ -85,6 +111,11 @@ impl Commands for Operators {
             Request::DiskAttach { disk } => Some(Order::Attach(disk.clone())),
             Request::DiskDetach { name, .. } => Some(Order::Detach(name.clone())),
             Request::DiskLimit { change } => Some(Order::Limit(change.clone())),
+            Request::DiskMove { name, uri, .. } => {
+                // The next program would not know of a move.
+                launcher.changed.wait_until(|| !launcher.upgrading.get()).await;
+                Some(Order::Move { name: name.clone(), uri: uri.clone() })
+            }
             Request::Events { log, after, wait } => {
                 let events = launcher.resources.events();
                 return Ok(events.after(log.as_deref(), *after, *wait).await.to_string());

@@ -63,6 +63,20 @@ impl Admin {
                 let old = disks.resize(core, &name, size_bytes, shrink).await?;
                 Ok(json!({"name": name, "old_size_bytes": old, "size_bytes": size_bytes}))
             }
+            Request::DiskMove { name, uri, finish } => {
+                disks.begin_move(core, &name, &uri, finish).await
+            }
+            Request::DiskMoves { name } => {
+                if let Some(name) = &name {
+                    disks.target(name)?;
+                }
+                Ok(disks.moves_report(core, name.as_deref()))
+            }
+            Request::DiskMoveFinish { name } => disks.finish_move(core, &name),
+            Request::DiskMoveAbort { name } => disks.abort_move(core, &name).await,
+            Request::DiskMoveLimit { bytes_per_second } => {
+                Ok(disks.limit_moves(core, bytes_per_second))
+            }
             Request::DiskResume { name } => {
                 let was_paused = disks.go_on(core, &name)?;
                 Ok(json!({"name": name, "was_paused": was_paused}))

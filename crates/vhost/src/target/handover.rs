@@ -29,11 +29,11 @@ impl Target {
     ) -> Result<Export, String> {
         let state = DiskState {
             name: self.options.name.clone(),
-            capacity_sectors: self.device.geometry().size_bytes / SECTOR_BYTES,
+            capacity_sectors: self.device().geometry().size_bytes / SECTOR_BYTES,
             statistics: self.statistics(),
             limits: self.export_limits(),
             listening: true,
-            flush_failed: self.device.flush_failed(),
+            flush_failed: self.device().flush_failed(),
             in_flight: self.in_flight(),
             connection: match connection {
                 None => None,
@@ -80,7 +80,7 @@ impl Target {
         self.take_limits(&state.limits);
         self.take_size(state.capacity_sectors.saturating_mul(SECTOR_BYTES));
         if state.flush_failed {
-            self.device.set_flush_failed();
+            self.device().set_flush_failed();
         }
         self.hold.set(state.in_flight.map(|InFlight { flushes }| Hold { flushes }));
         let connection = match (&state.connection, parts.connection) {
@@ -110,8 +110,8 @@ impl Target {
 
     /// Keeps the size that the guest knows, even if the image's length has changed.
     pub(super) fn take_size(&self, size_bytes: u64) {
-        let found = self.device.size_bytes();
-        if found != size_bytes && !self.device.is_memory() {
+        let found = self.device().size_bytes();
+        if found != size_bytes && !self.device().is_memory() {
             tracing::warn!(
                 disk = &*self.name,
                 found,
@@ -120,7 +120,7 @@ impl Target {
                  guest knows (`millrace disk resize` changes it), and what is not there fails"
             );
         }
-        self.device.set_taken_size(size_bytes);
+        self.device().set_taken_size(size_bytes);
     }
 
     /// The limits of the disk and of its group, and what is spent ahead, as named numbers; nothing

@@ -28,6 +28,8 @@ const ASK_NS: u64 = 50_000_000;
 pub(crate) struct DiskLimits {
     own: Arc<Limit>,
     group: ArcSwapOption<(String, Arc<Limit>)>,
+    /// Limits only what changes the disk.
+    writes: ArcSwapOption<Limit>,
     /// Increased by each change, after it.
     changes: AtomicU64,
 }
@@ -45,6 +47,14 @@ impl DiskLimits {
     /// Changes the disk's own rates.
     pub fn set(&self, rates: Rates, now_ns: u64) {
         self.own.set(rates, now_ns);
+        self.changed();
+    }
+
+    /// Limits the bytes per second that change the disk; 0 is no limit.
+    pub fn set_writes(&self, bytes_per_second: u64) {
+        let limit = (bytes_per_second > 0)
+            .then(|| Arc::new(Limit::new(Rates { iops: 0, bytes: bytes_per_second, burst_ns: 0 })));
+        self.writes.store(limit);
         self.changed();
     }
 
@@ -127,8 +137,10 @@ pub(crate) struct RingLimits {
     disk: Arc<DiskLimits>,
     /// [`DiskLimits::changes`] when `limits` was made.
     seen: u64,
-    /// Those that limit anything: the disk's own, then the group's.
+    /// Those that limit anything: the disk's own, the group's, and that of writes.
     limits: Vec<Arc<Limit>>,
+    /// The last of them is for writes only.
+    has_writes: bool,
     /// How many of them the next piece is paid from, and the time from which it is.
     paid: usize,
     paid_from_ns: u64,
@@ -138,8 +150,8 @@ pub(crate) struct RingLimits {
 
 impl RingLimits {
     pub fn new(disk: Arc<DiskLimits>) -> RingLimits {
-        let (seen, limits) = (u64::MAX, Vec::new());
-        RingLimits { disk, seen, limits, paid: 0, paid_from_ns: 0, paid_bytes: 0 }
+        let (seen, limits, has_writes) = (u64::MAX, Vec::new(), false);
+        RingLimits { disk, seen, limits, has_writes, paid: 0, paid_from_ns: 0, paid_bytes: 0 }
     }
 
     /// How many bytes of the next piece may begin; else the time at which to ask again.
@@ -165,6 +177,9 @@ impl RingLimits {
         let group = self.disk.group().map(|(_, limit)| limit);
         let limits = [Some(self.disk.own.clone()), group].into_iter().flatten();
         self.limits = limits.filter(|limit| !limit.rates().are_off()).collect();
+        let writes = self.disk.writes.load_full();
+        self.has_writes = writes.is_some();
+        self.limits.extend(writes);
     }
 
     /// Pays from one limit after the other, from each when the time of the one before has come: a
@@ -175,7 +190,8 @@ impl RingLimits {
             self.paid_bytes = piece.len;
         }
         let piece = Piece { len: self.paid_bytes.min(piece.len), ..piece };
-        while self.paid_from_ns <= now_ns && self.paid < self.limits.len() {
+        let count = self.count(piece.kind);
+        while self.paid_from_ns <= now_ns && self.paid < count {
             self.paid_from_ns = piece.spend(&self.limits[self.paid], now_ns);
             self.paid += 1;
         }
@@ -185,13 +201,20 @@ impl RingLimits {
         }
     }
 
+    /// How many of the limits are for requests of this kind.
+    fn count(&self, kind: Kind) -> usize {
+        let reads = self.has_writes && kind == Kind::Read;
+        self.limits.len() - usize::from(reads)
+    }
+
     /// Pays what is left of a piece that was not admitted, and begins all the same.
     #[cold]
     pub fn pay_the_rest(&mut self, piece: Piece, now_ns: u64) {
-        for limit in &self.limits[self.paid..] {
+        let count = self.count(piece.kind).max(self.paid);
+        for limit in &self.limits[self.paid..count] {
             piece.spend(limit, now_ns);
         }
-        self.paid = self.limits.len();
+        self.paid = count;
     }
 
     /// The time at which to ask again, if the next piece has to wait.
@@ -249,6 +272,21 @@ mod tests {
         disk.set(rates(0, 4096 * 100), 10 * SECOND);
         let counts = begun(&mut rings, 10 * SECOND, 4096);
         assert!((98..=105).contains(&counts.iter().sum::<u64>()), "{counts:?}");
+    }
+
+    #[test]
+    fn a_limit_of_writes_delays_no_read() {
+        let disk = Arc::<DiskLimits>::default();
+        let mut ring = [RingLimits::new(disk.clone())];
+        disk.set_writes(4096 * 100);
+        let counts = begun(&mut ring, SECOND, 4096);
+        assert!((98..=105).contains(&counts[0]), "{counts:?}");
+        for _ in 0..1000 {
+            assert!(ring[0].admit(piece(Kind::Read, 4096), 2 * SECOND).is_ok());
+            ring[0].begun();
+        }
+        disk.set_writes(0);
+        assert!(ring[0].admit(piece(Kind::Write, 4096), 2 * SECOND).is_ok());
     }
 
     #[test]

@@ -123,7 +123,7 @@ pub struct TargetOptions {
 /// A disk that is served to virtual machines.
 pub struct Target {
     core: Core,
-    device: Bdev,
+    device: RefCell<Bdev>,
     activity: DiskActivity,
     limits: Arc<DiskLimits>,
     options: TargetOptions,
@@ -185,7 +185,7 @@ impl Target {
     pub fn new(core: &Core, device: Bdev, options: TargetOptions) -> Rc<Target> {
         Rc::new(Target {
             core: core.clone(),
-            device,
+            device: RefCell::new(device),
             activity: DiskActivity::register(&core.local()),
             limits: Arc::default(),
             name: options.name.as_str().into(),
@@ -243,8 +243,14 @@ impl Target {
     }
 
     /// The device.
-    pub fn device(&self) -> &Bdev {
-        &self.device
+    pub fn device(&self) -> Bdev {
+        self.device.borrow().clone()
+    }
+
+    /// Gives a quiesced disk another device, which has the same data and the same size. It is used
+    /// after [`Target::resume`].
+    pub fn replace_device(&self, device: Bdev) {
+        self.device.replace(device);
     }
 
     /// Changes the size of the disk, in bytes, and notifies the guest. Suspends.
@@ -252,7 +258,7 @@ impl Target {
     /// # Errors
     /// As for [`Bdev::resize`].
     pub async fn resize(&self, size_bytes: u64) -> Result<(), bdev::Error> {
-        self.device.resize(&self.core, size_bytes).await?;
+        self.device().resize(&self.core, size_bytes).await?;
         self.events.resized.set(true);
         self.events.changed.notify_all();
         Ok(())
@@ -261,6 +267,11 @@ impl Target {
     /// Limits the disk's rates. Requests that wait for the old ones notice within 50 ms.
     pub fn set_limits(&self, rates: Rates) {
         self.limits.set(rates, self.core.now_ns());
+    }
+
+    /// Limits the bytes per second of writes, beside all other limits; 0 is no limit.
+    pub fn limit_writes(&self, bytes_per_second: u64) {
+        self.limits.set_writes(bytes_per_second);
     }
 
     /// Puts the disk into a group whose disks share its limits, or into none.
@@ -363,7 +374,7 @@ impl Target {
     /// forcibly quiesced there. `flush_failed` tells whether a flush has failed there.
     pub fn release(&self, flush_failed: bool) {
         if flush_failed {
-            self.device.set_flush_failed();
+            self.device().set_flush_failed();
         }
         self.hold.set(None);
         self.events.changed.notify_all();

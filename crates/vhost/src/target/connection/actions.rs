@@ -62,7 +62,7 @@ impl Connection<'_> {
                 }
                 Action::CreateInflight { queues, queue_size } => {
                     // A new front end: it knows what it was told on this connection.
-                    let volatile = self.target.device.geometry().volatile_cache;
+                    let volatile = self.target.device().geometry().volatile_cache;
                     let told = volatile.then_some(self.session.announced_write_cache());
                     if told != self.target.write_cache.get()
                         && let Err(Refused(why)) = self.target.store_write_cache(told).await

@@ -117,7 +117,7 @@ impl<'a> Connection<'a> {
     fn offer(target: &Target) -> Offer {
         // The geometry has the current size.
         target.events.resized.set(false);
-        let mut config = config(&target.device.geometry(), target.options.queues);
+        let mut config = config(&target.device().geometry(), target.options.queues);
         config.write_cache &= target.write_cache.get() != Some(false);
         let offer = Offer::new(config);
         let memory_regions_max = offer.memory_regions_max.min(account::regions_max());
@@ -195,7 +195,7 @@ impl<'a> Connection<'a> {
         let roles = session.roles();
         let state = DiskState {
             name: self.target.options.name.clone(),
-            capacity_sectors: self.target.device.size_bytes() / SECTOR_BYTES,
+            capacity_sectors: self.target.device().size_bytes() / SECTOR_BYTES,
             connection: Some(ConnectionState { session, ..ConnectionState::default() }),
             ..DiskState::default()
         };
@@ -402,7 +402,7 @@ impl<'a> Connection<'a> {
 
     /// Tells the rings and the guest the device's new size.
     fn resized(&mut self) {
-        let sectors = self.target.device.size_bytes() / SECTOR_BYTES;
+        let sectors = self.target.device().size_bytes() / SECTOR_BYTES;
         self.each_ring(|connection| Command::Disk(connection.disk()));
         // The next process must know what the guest knows. While a reply is due, the message's
         // commit tells.

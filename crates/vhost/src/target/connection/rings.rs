@@ -61,7 +61,7 @@ impl Connection<'_> {
 
     /// The disk for checking requests.
     pub(super) fn disk(&self) -> Disk {
-        let config = config(&self.target.device.geometry(), self.session.rings());
+        let config = config(&self.target.device().geometry(), self.session.rings());
         disk(&config, self.session.features(), &self.target.options.serial)
     }
 
@@ -118,7 +118,7 @@ impl Connection<'_> {
             enabled: ring.state != RingState::Paused,
             broken: progress.is_some_and(|progress| progress.broken),
             hold: target.hold.get(),
-            device: target.device.clone(),
+            device: target.device(),
             activity: target.activity.clone(),
             limits: target.limits.clone(),
             stats: target.stats[usize::from(index)].clone(),

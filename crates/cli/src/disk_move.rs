@@ -1,0 +1,171 @@
+//! `millrace disk move`: moves a disk's data to another device while its guest runs.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use node::{Request, Size};
+use serde_json::Value;
+
+use crate::admin::Admin;
+use crate::answer::{array, duration, number, text};
+use crate::args::{DiskMoveArgs, NodeArgs};
+use crate::disk::create_image;
+use crate::failure::Failure;
+use crate::output::{Out, table};
+
+/// How often a move is looked at.
+const LOOK: Duration = Duration::from_millis(100);
+
+/// Begins a move and waits for it, or does what another flag asks for.
+pub fn run(args: DiskMoveArgs) -> Result<(), Failure> {
+    let DiskMoveArgs { name, to, finish_when_ready, background, status, abort, limit, node } = args;
+    let mut admin = Admin::connect(&node)?;
+    if let Some(limit) = limit {
+        let request = Request::DiskMoveLimit { bytes_per_second: limit.0 };
+        return show(&admin.call(&request)?, &node);
+    }
+    if status {
+        return show(&admin.call(&Request::DiskMoves { name })?, &node);
+    }
+    let name = name.ok_or_else(|| Failure::new("name the disk"))?;
+    if abort {
+        return end(&admin.call(&Request::DiskMoveAbort { name })?, &node);
+    }
+    let answer = match to {
+        Some(uri) => {
+            let uri = from_here(&uri)?;
+            let made = make_image(&mut admin, &name, &uri)?;
+            let request = Request::DiskMove { name: name.clone(), uri, finish: finish_when_ready };
+            admin.call(&request).inspect_err(|_| unmake(made))?
+        }
+        None if finish_when_ready => admin.call(&Request::DiskMoveFinish { name: name.clone() })?,
+        None => {
+            return Err(Failure::new("say where the disk moves: --to URI")
+                .hint("or --status, --abort, --finish-when-ready of a move that has begun"));
+        }
+    };
+    if background {
+        return show(&answer, &node);
+    }
+    wait(&mut admin, name, &node)
+}
+
+/// A device whose relative path begins in the current directory.
+fn from_here(uri: &str) -> Result<String, Failure> {
+    let here = std::env::current_dir()
+        .map_err(|error| Failure::new(format!("cannot find the current directory: {error}")))?;
+    Ok(node::uri_under(uri, &here))
+}
+
+/// Creates the image if there is none, as large as the disk. Returns its path then.
+fn make_image(admin: &mut Admin, name: &str, uri: &str) -> Result<Option<PathBuf>, Failure> {
+    let Some(path) = node::image_of(uri).filter(|path| !exists(path)) else { return Ok(None) };
+    let all = admin.call(&Request::DiskList)?;
+    let disk = array(&all, "disks").iter().find(|disk| disk["name"] == name);
+    // The node says what is wrong with the name.
+    let Some(size) = disk.and_then(|disk| disk["size_bytes"].as_u64()) else { return Ok(None) };
+    create_image(path.clone(), size, false)?;
+    Ok(Some(path))
+}
+
+fn exists(path: &Path) -> bool {
+    path.exists()
+}
+
+#[expect(clippy::disallowed_methods, reason = "a tool, on no core")]
+fn unmake(made: Option<PathBuf>) {
+    // Nothing was written to it.
+    let _ = made.map(std::fs::remove_file);
+}
+
+/// Waits until a move has ended, or is ready and not to finish.
+#[expect(clippy::disallowed_methods, reason = "a tool that waits for a node")]
+fn wait(admin: &mut Admin, name: String, node: &NodeArgs) -> Result<(), Failure> {
+    let template = "{msg} [{bar:30}] {bytes} of {total_bytes} {bytes_per_sec}";
+    let style = ProgressStyle::with_template(template).expect("a valid template");
+    let target = ProgressDrawTarget::stderr_with_hz(5);
+    let bar = ProgressBar::with_draw_target(Some(0), target).with_style(style);
+    loop {
+        let answer = admin.call(&Request::DiskMoves { name: Some(name.clone()) })?;
+        let moving = array(&answer, "moves").first().cloned().unwrap_or_default();
+        let (left, copied) = (number(&moving, "left_bytes"), number(&moving, "copied_bytes"));
+        bar.set_message(text(&moving, "stage"));
+        bar.set_length(copied + left);
+        bar.set_position(copied);
+        match moving["stage"].as_str() {
+            Some("ready") if moving["finishes"] == false => {}
+            Some("copying" | "ready" | "switching") => {
+                std::thread::sleep(LOOK);
+                continue;
+            }
+            _ => {}
+        }
+        bar.finish_and_clear();
+        return end(&answer, node);
+    }
+}
+
+/// Reports how a move has ended; a failure if it has not moved the disk.
+fn end(answer: &Value, node: &NodeArgs) -> Result<(), Failure> {
+    let moving = array(answer, "moves").first().cloned().unwrap_or_default();
+    let (name, uri) = (text(&moving, "name"), text(&moving, "uri"));
+    if moving["stage"] == "failed" {
+        let why = text(&moving, "why");
+        return Err(Failure::new(format!("disk {name} stays where it is: {why}")));
+    }
+    let mut out = Out::new();
+    if node.json {
+        out.json(answer)?;
+        return Ok(out.flush()?);
+    }
+    let seconds = moving["seconds"].as_f64().unwrap_or(0.0);
+    let pause = duration(Some(number(&moving, "pause_us") as f64 * 1e3));
+    out.line(&match moving["stage"].as_str() {
+        Some("done") => {
+            format!("disk {name} has moved to {uri} in {seconds:.1} s; its guest waited {pause} at most")
+        }
+        Some("aborted") => format!("disk {name} stays where it is: the move was aborted"),
+        _ => format!(
+            "disk {name} is ready to continue at {uri}: millrace disk move {name} --finish-when-ready"
+        ),
+    })?;
+    Ok(out.flush()?)
+}
+
+/// Shows all moves.
+fn show(answer: &Value, node: &NodeArgs) -> Result<(), Failure> {
+    let mut out = Out::new();
+    if node.json {
+        out.json(answer)?;
+        return Ok(out.flush()?);
+    }
+    let mut rows = vec![["NAME", "STATE", "COPIED", "LEFT", "TIME", "TO"].map(str::to_owned)];
+    for moving in array(answer, "moves") {
+        rows.push([
+            text(moving, "name"),
+            text(moving, "stage"),
+            Size(number(moving, "copied_bytes")).to_string(),
+            Size(number(moving, "left_bytes")).to_string(),
+            format!("{:.1} s", moving["seconds"].as_f64().unwrap_or(0.0)),
+            text(moving, "uri"),
+        ]);
+    }
+    out.bytes(table(&rows, &[2, 3, 4]).as_bytes())?;
+    for moving in array(answer, "moves") {
+        if let Some(why) = moving["why"].as_str() {
+            out.line(&format!("disk {}: {why}", text(moving, "name")))?;
+        }
+        if let Some(limit) = moving["writes_bytes_per_second"].as_u64() {
+            let name = text(moving, "name");
+            out.line(&format!(
+                "disk {name}: its guest's writes are limited to {} a second",
+                Size(limit)
+            ))?;
+        }
+    }
+    if let Some(rate) = answer["bytes_per_second"].as_u64() {
+        out.line(&format!("all moves together: at most {} a second", Size(rate)))?;
+    }
+    Ok(out.flush()?)
+}

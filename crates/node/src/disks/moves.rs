@@ -1,0 +1,585 @@
+//! Moves of a disk's data to another device while a guest uses it: `millrace disk move`.
+//!
+//! ```text
+//!   copying --> ready --> switching --> done
+//!      |          |           |
+//!      '----------+-----------'--> failed, aborted: the disk stays where it is
+//! ```
+//!
+//! 1. The disk is quiesced for a moment, as in an upgrade, and continues with a device that tracks
+//!    writes.
+//! 2. What the device has is copied, and then again what was written meanwhile ([`bdev::Copy`]).
+//!    The move is *ready* when little is left; it is copied again and again until an operator wants
+//!    the move to finish. If a guest writes faster than its disk is copied, its writes are limited,
+//!    as a last resort, and only then.
+//! 3. The disk is quiesced again. The rest is copied and made durable, the state directory gets the
+//!    new device, and the disk continues there.
+//!
+//! Until the state directory has the new device the old one is complete, and from then on the new
+//! one is: nothing is written in between, because the guest waits. So a node that dies at any
+//! instant continues with a complete device. Should the state directory be in doubt, the guest
+//! waits until it could be written again.
+//!
+//! While a disk moves, its node is not upgraded, and it is neither resized nor detached. A move
+//! ends with its node; the disk stays where it is.
+
+use std::cell::{Cell, RefCell};
+use std::future::Future;
+use std::rc::Rc;
+
+use bdev::{Bdev, Copy, Geometry};
+use reactor::{Class, Core, Either, Event, race, timeout};
+use serde_json::{Value, json};
+use vhost::Target;
+
+use super::Disks;
+use crate::disks::events::What;
+use crate::disks::spec::DiskSpec;
+use crate::error::{Error, Kind};
+use crate::mutant::{self, Mutant};
+
+/// How long the requests of a disk may take to end before a switch, and those of NBD clients.
+const QUIESCE_NS: u64 = 2_000_000_000;
+/// Pause before another attempt to switch, between two rounds of a move that is ready, and between
+/// two attempts to write the state directory.
+const AGAIN_NS: u64 = 100_000_000;
+const STATE_AGAIN_NS: u64 = 1_000_000_000;
+/// The rest that is copied while the guest waits: what takes so long, but at least so much.
+const REST_NS: u64 = 2_000_000;
+const REST_BYTES_MIN: u64 = 256 << 10;
+/// Rounds without progress before writes are limited, and the lowest limit in bytes per second.
+const STALLED_MAX: u32 = 1;
+const WRITES_MIN: u64 = 256 << 10;
+/// Smallest granule of the bitmap, and the most granules of one.
+const GRANULE_MIN: u64 = 16 << 10;
+const GRANULES_MAX: u64 = 64 << 20;
+
+/// How far a move is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Stage {
+    Copying,
+    Ready,
+    Switching,
+    Done,
+    Aborted,
+    Failed(String),
+}
+
+impl Stage {
+    fn name(&self) -> &'static str {
+        match self {
+            Stage::Copying => "copying",
+            Stage::Ready => "ready",
+            Stage::Switching => "switching",
+            Stage::Done => "done",
+            Stage::Aborted => "aborted",
+            Stage::Failed(_) => "failed",
+        }
+    }
+}
+
+/// A move, or what is remembered of one that has ended.
+pub(crate) struct Move {
+    uri: String,
+    stage: RefCell<Stage>,
+    /// It is to finish as soon as it is ready; it is to end.
+    finish: Cell<bool>,
+    abort: Cell<bool>,
+    copy: RefCell<Option<Rc<Copy>>>,
+    total_bytes: Cell<u64>,
+    /// What the guest may write, in bytes per second; 0 if that is not limited.
+    writes_limit: Cell<u64>,
+    /// The longest time that the guest has waited.
+    pause_us: Cell<u64>,
+    began_ns: u64,
+    ended_ns: Cell<u64>,
+    /// Notified after each change of the wishes and of the stage.
+    changed: Event,
+}
+
+/// Why a move does not go on.
+enum Stop {
+    Aborted,
+    Failed(Error),
+}
+
+impl From<Error> for Stop {
+    fn from(error: Error) -> Stop {
+        Stop::Failed(error)
+    }
+}
+
+impl From<bdev::Error> for Stop {
+    fn from(error: bdev::Error) -> Stop {
+        Stop::Failed(system(error.to_string()))
+    }
+}
+
+fn system(what: impl Into<String>) -> Error {
+    Error::new(Kind::System, what)
+}
+
+impl Move {
+    fn is_active(&self) -> bool {
+        matches!(*self.stage.borrow(), Stage::Copying | Stage::Ready | Stage::Switching)
+    }
+
+    fn is_aborted(&self) -> bool {
+        self.abort.get()
+    }
+
+    fn set_stage(&self, stage: Stage) {
+        self.stage.replace(stage);
+        self.changed.notify_all();
+    }
+
+    fn report(&self, name: &str, now_ns: u64) -> Value {
+        let stage = self.stage.borrow();
+        let copy = self.copy.borrow();
+        let end_ns = if self.is_active() { now_ns } else { self.ended_ns.get() };
+        let limit = self.writes_limit.get();
+        json!({
+            "name": name,
+            "uri": self.uri,
+            "stage": stage.name(),
+            "why": match &*stage {
+                Stage::Failed(why) => Some(why),
+                _ => None,
+            },
+            "finishes": self.finish.get(),
+            "total_bytes": self.total_bytes.get(),
+            "copied_bytes": copy.as_ref().map_or(0, |copy| copy.copied_bytes()),
+            "left_bytes": copy.as_ref().map_or(0, |copy| copy.left_bytes()),
+            "writes_bytes_per_second": (limit > 0).then_some(limit),
+            "pause_us": self.pause_us.get(),
+            "seconds": end_ns.saturating_sub(self.began_ns) as f64 / 1e9,
+        })
+    }
+}
+
+/// Refuses a device that the guest could tell from the old one.
+fn fits(old: &Geometry, new: &Geometry) -> Result<(), String> {
+    if new.read_only && !old.read_only {
+        return Err("it is read-only".to_owned());
+    }
+    if new.size_bytes != old.size_bytes {
+        let (new, old) = (new.size_bytes, old.size_bytes);
+        return Err(format!("it has {new} bytes, and the disk has {old}"));
+    }
+    if new.block_size > old.block_size {
+        let (new, old) = (new.block_size, old.block_size);
+        return Err(format!("its block has {new} bytes, and that of the disk {old}"));
+    }
+    if new.volatile_cache && !old.volatile_cache {
+        return Err("its writes are durable only after a flush, those of the disk always: add write=through".to_owned());
+    }
+    Ok(())
+}
+
+fn granule(size_bytes: u64) -> u64 {
+    GRANULE_MIN.max((size_bytes / GRANULES_MAX).next_power_of_two())
+}
+
+impl Disks {
+    /// Begins to move a disk to another device. Suspends until that is open.
+    ///
+    /// # Errors
+    /// When there is no disk of that name, it is not one that was attached, it moves already, or
+    /// the device cannot be opened or does not fit.
+    pub async fn begin_move(
+        self: &Rc<Self>,
+        core: &Core,
+        name: &str,
+        uri: &str,
+        finish: bool,
+    ) -> Result<Value, Error> {
+        let usage = |what: String| Error::new(Kind::Usage, what);
+        let _change = self.change().await?;
+        let target = self.target(name)?;
+        if self.moves(name) {
+            return Err(usage(format!("disk {name} is being moved")).hint(
+                "`millrace disk move --status` shows it, `millrace disk move NAME --abort` ends it",
+            ));
+        }
+        let (spec, attached) = {
+            let disk = &self.all.borrow()[self.find(name)?];
+            (disk.spec.clone(), disk.attached)
+        };
+        if !attached {
+            return Err(usage(format!(
+                "disk {name} is part of the node's configuration, which names its device: the next \
+                 start would use the old one"
+            ))
+            .hint("move disks that were attached with `millrace disk attach`"));
+        }
+        if target.holds() {
+            return Err(system(format!("disk {name} waits for operations of the previous node")));
+        }
+        let spec = DiskSpec { uri: uri.to_owned(), ..spec };
+        let resources = self.resources()?.clone();
+        let device = resources.open_target(core, &spec).await?;
+        if let Err(why) = fits(&target.device().geometry(), &device.geometry()) {
+            resources.drop_target(name).await;
+            return Err(usage(format!("{uri} does not fit disk {name}: {why}")));
+        }
+        tracing::info!(disk = name, to = uri, "moving a disk");
+        self.report(core, What::MoveBegun { disk: name.to_owned(), uri: uri.to_owned() });
+        let moving = Rc::new(Move {
+            uri: uri.to_owned(),
+            stage: RefCell::new(Stage::Copying),
+            finish: Cell::new(finish),
+            abort: Cell::new(false),
+            copy: RefCell::default(),
+            total_bytes: Cell::new(0),
+            writes_limit: Cell::new(0),
+            pause_us: Cell::new(0),
+            began_ns: core.now_ns(),
+            ended_ns: Cell::new(0),
+            changed: Event::new(),
+        });
+        self.moves.borrow_mut().insert(name.to_owned(), moving.clone());
+        let (disks, again) = (self.clone(), core.clone());
+        core.spawn(Class::Background, async move {
+            disks.run_move(&again, spec, device, target, moving).await;
+        });
+        Ok(self.moves_report(core, Some(name)))
+    }
+
+    /// Whether a disk is being moved.
+    pub(super) fn moves(&self, name: &str) -> bool {
+        self.moves.borrow().get(name).is_some_and(|moving| moving.is_active())
+    }
+
+    /// Refuses what cannot be done while a disk is being moved.
+    pub(super) fn unless_moving(&self, name: &str) -> Result<(), Error> {
+        match self.moves(name) {
+            true => Err(Error::new(Kind::Usage, format!("disk {name} is being moved"))
+                .hint(format!("wait for its end, or end it: millrace disk move {name} --abort"))),
+            false => Ok(()),
+        }
+    }
+
+    /// The names of the disks that are being moved.
+    pub(super) fn moving(&self) -> Vec<String> {
+        let moves = self.moves.borrow();
+        let active = moves.iter().filter(|(_, moving)| moving.is_active());
+        active.map(|(name, _)| name.clone()).collect()
+    }
+
+    /// The moves that are under way, and the last one of each disk.
+    pub fn moves_report(&self, core: &Core, name: Option<&str>) -> Value {
+        let (moves, now_ns) = (self.moves.borrow(), core.now_ns());
+        let wanted = moves.iter().filter(|(moved, _)| name.is_none_or(|name| name == *moved));
+        let all: Vec<_> = wanted.map(|(name, moving)| moving.report(name, now_ns)).collect();
+        let rate = self.moves_rate.get();
+        json!({"moves": all, "bytes_per_second": (rate > 0).then_some(rate)})
+    }
+
+    fn move_of(&self, name: &str) -> Result<Rc<Move>, Error> {
+        let moving = self.moves.borrow().get(name).cloned();
+        moving.filter(|moving| moving.is_active()).ok_or_else(|| {
+            self.find(name).err().unwrap_or_else(|| {
+                Error::new(Kind::Usage, format!("disk {name} is not being moved"))
+            })
+        })
+    }
+
+    /// Lets a move finish as soon as it is ready.
+    ///
+    /// # Errors
+    /// When the disk is not being moved.
+    pub fn finish_move(&self, core: &Core, name: &str) -> Result<Value, Error> {
+        let moving = self.move_of(name)?;
+        moving.finish.set(true);
+        moving.changed.notify_all();
+        Ok(self.moves_report(core, Some(name)))
+    }
+
+    /// Ends a move; the disk stays where it is. Suspends until it does, or has moved.
+    ///
+    /// # Errors
+    /// When the disk is not being moved.
+    pub async fn abort_move(&self, core: &Core, name: &str) -> Result<Value, Error> {
+        let moving = self.move_of(name)?;
+        moving.abort.set(true);
+        moving.changed.notify_all();
+        moving.changed.wait_until(|| !moving.is_active()).await;
+        Ok(self.moves_report(core, Some(name)))
+    }
+
+    /// Limits the bytes per second of all moves together; 0 is no limit.
+    pub fn limit_moves(&self, core: &Core, bytes_per_second: u64) -> Value {
+        self.moves_rate.set(bytes_per_second);
+        self.share_rate();
+        self.moves_report(core, None)
+    }
+
+    /// Gives each move its part of the rate.
+    fn share_rate(&self) {
+        let moves = self.moves.borrow();
+        let active = || moves.values().filter(|moving| moving.is_active());
+        let (rate, count) = (self.moves_rate.get(), active().count().max(1) as u64);
+        for copy in active().filter_map(|moving| moving.copy.borrow().clone()) {
+            copy.limit(if rate == 0 { 0 } else { (rate / count).max(1) });
+        }
+    }
+
+    /// Ends all moves. Suspends until they have ended.
+    pub(super) async fn end_moves(&self) {
+        let all: Vec<_> = self.moves.borrow().values().cloned().collect();
+        for moving in all {
+            moving.abort.set(true);
+            moving.changed.notify_all();
+            moving.changed.wait_until(|| !moving.is_active()).await;
+        }
+    }
+
+    async fn run_move(
+        self: Rc<Self>,
+        core: &Core,
+        spec: DiskSpec,
+        device: Bdev,
+        target: Rc<Target>,
+        moving: Rc<Move>,
+    ) {
+        let old = target.device();
+        let moved = self.carry_out(core, &spec, &device, &target, &moving).await;
+        target.limit_writes(0);
+        moving.writes_limit.set(0);
+        let (disk, uri) = (spec.name.clone(), spec.uri.clone());
+        let (stage, what) = match moved {
+            Ok(()) => {
+                let pause_us = moving.pause_us.get();
+                tracing::info!(disk = spec.name, to = spec.uri, pause_us, "moved a disk");
+                (Stage::Done, What::Moved { disk, uri, pause_us })
+            }
+            Err(stop) => {
+                self.go_back(core, &spec.name, &target, &moving, &old).await;
+                if let Ok(resources) = self.resources() {
+                    resources.drop_target(&spec.name).await;
+                }
+                let (stage, why) = match stop {
+                    Stop::Aborted => (Stage::Aborted, "it was aborted".to_owned()),
+                    Stop::Failed(error) => (Stage::Failed(error.to_string()), error.to_string()),
+                };
+                tracing::warn!(disk = spec.name, to = spec.uri, "a disk stays where it is: {why}");
+                (stage, What::MoveFailed { disk, uri, why })
+            }
+        };
+        self.report(core, what);
+        moving.ended_ns.set(core.now_ns());
+        moving.copy.take();
+        moving.set_stage(stage);
+        self.share_rate();
+        self.changed.notify_all();
+    }
+
+    /// Lets the disk use its old device without the bitmap.
+    async fn go_back(&self, core: &Core, name: &str, target: &Target, moving: &Move, old: &Bdev) {
+        // Until then it works all the same, and pays for the bitmap. A node that ends needs no
+        // more.
+        while !self.ended.get() {
+            let back = async || Ok(old.clone());
+            match self.swap(core, name, target, moving, back).await {
+                Ok(()) => return,
+                Err(error) => tracing::warn!(disk = name, "{error}; it is tried again"),
+            }
+            core.sleep_ns(AGAIN_NS).await;
+        }
+    }
+
+    /// Quiesces a disk, and lets it continue with the device that `then` returns; with the one that
+    /// it had, if that fails.
+    async fn swap(
+        &self,
+        core: &Core,
+        name: &str,
+        target: &Target,
+        moving: &Move,
+        then: impl AsyncFnOnce() -> Result<Bdev, Error>,
+    ) -> Result<(), Error> {
+        let _change = self.change().await?;
+        // NBD clients write past the rings. They may come back afterwards.
+        self.hidden.borrow_mut().insert(name.to_owned());
+        let swapped = async {
+            if let Some(server) = self.nbd()
+                && !server.close(name, QUIESCE_NS).await
+            {
+                return Err(system(format!("disk {name}: an NBD client's requests do not end")));
+            }
+            let began_ns = core.now_exact_ns();
+            let quiesced = match timeout(core, QUIESCE_NS, target.quiesce()).await {
+                Ok(Ok((_, descriptors))) => {
+                    vhost::drop_in_background(descriptors);
+                    then().await.map(|device| target.replace_device(device))
+                }
+                Ok(Err(why)) => Err(system(format!("disk {name} cannot be quiesced: {why}"))),
+                Err(_) => Err(system(format!("disk {name}: its device's requests do not end"))),
+            };
+            target.resume();
+            let pause_us = (core.now_exact_ns() - began_ns) / 1000;
+            moving.pause_us.set(moving.pause_us.get().max(pause_us));
+            quiesced
+        };
+        let swapped = swapped.await;
+        self.hidden.borrow_mut().remove(name);
+        swapped
+    }
+
+    async fn carry_out(
+        &self,
+        core: &Core,
+        spec: &DiskSpec,
+        device: &Bdev,
+        target: &Target,
+        moving: &Move,
+    ) -> Result<(), Stop> {
+        let tracked = target.device().tracked(core, granule(device.size_bytes())).await?;
+        let copy = Rc::new(Copy::new(core, &tracked, device)?);
+        moving.copy.replace(Some(copy.clone()));
+        self.share_rate();
+        self.swap(core, &spec.name, target, moving, async || Ok(tracked.clone())).await?;
+        unless_aborted(moving, copy.begin()).await?;
+        moving.total_bytes.set(copy.left_bytes());
+        let (mut stalled, mut before) = (0, u64::MAX);
+        loop {
+            let (began_ns, requests, written) =
+                (core.now_ns(), completions(target), written(target));
+            let bytes = unless_aborted(moving, copy.pass()).await?;
+            let ns = (core.now_ns() - began_ns).max(1);
+            // Others use the disk: leave them room.
+            copy.be_gentle(completions(target) > requests);
+            let per_second = |bytes: u64| bytes.saturating_mul(1_000_000_000) / ns;
+            let rate = per_second(bytes);
+            let left = copy.left_bytes();
+            if left > (rate.saturating_mul(REST_NS) / 1_000_000_000).max(REST_BYTES_MIN) {
+                moving.set_stage(Stage::Copying);
+                stalled = if left > before / 4 * 3 { stalled + 1 } else { 0 };
+                before = left;
+                if stalled > STALLED_MAX && moving.finish.get() {
+                    // Half of what can be copied: each write marks more than it writes.
+                    let written = per_second(self::written(target).saturating_sub(written));
+                    let limit = u128::from(written) * u128::from(bytes) / u128::from(2 * left);
+                    let limit = u64::try_from(limit).unwrap_or(u64::MAX);
+                    self.limit_writes(core, &spec.name, target, moving, limit);
+                    stalled = 0;
+                }
+                continue;
+            }
+            (stalled, before) = (0, u64::MAX);
+            if !moving.finish.get() {
+                moving.set_stage(Stage::Ready);
+                let wanted =
+                    moving.changed.wait_until(|| moving.finish.get() || moving.is_aborted());
+                let _ = timeout(core, AGAIN_NS, wanted).await;
+                continue;
+            }
+            moving.set_stage(Stage::Switching);
+            match self.switch(core, spec, device, target, moving, &copy).await {
+                Ok(()) => return Ok(()),
+                Err(Switch::Later(why)) => {
+                    tracing::warn!(disk = spec.name, "{why}; the switch is tried again");
+                    core.sleep_ns(AGAIN_NS).await;
+                    if moving.is_aborted() {
+                        return Err(Stop::Aborted);
+                    }
+                }
+                Err(Switch::Failed(error)) => return Err(Stop::Failed(error)),
+            }
+        }
+    }
+
+    /// Limits the guest's writes, or limits them more.
+    fn limit_writes(&self, core: &Core, name: &str, target: &Target, moving: &Move, limit: u64) {
+        let limit = limit.max(WRITES_MIN);
+        let before = moving.writes_limit.get();
+        if before > 0 && limit >= before {
+            return;
+        }
+        moving.writes_limit.set(limit);
+        target.limit_writes(limit);
+        tracing::warn!(
+            disk = name,
+            bytes_per_second = limit,
+            "its guest writes faster than the disk is copied: its writes are limited until it has moved"
+        );
+        self.report(core, What::WritesLimited { disk: name.to_owned(), bytes_per_second: limit });
+    }
+
+    /// Copies the rest while the guest waits, and lets the disk continue with the new device.
+    async fn switch(
+        &self,
+        core: &Core,
+        spec: &DiskSpec,
+        device: &Bdev,
+        target: &Target,
+        moving: &Move,
+        copy: &Copy,
+    ) -> Result<(), Switch> {
+        let resources = self.resources().map_err(Switch::Failed)?;
+        let fatal = Cell::new(false);
+        let then = async || {
+            let failed = |error: bdev::Error| {
+                fatal.set(true);
+                system(error.to_string())
+            };
+            copy.be_gentle(false);
+            copy.limit(0);
+            while copy.left_bytes() > 0 && !mutant::is(Mutant::SwitchesBeforeTheLastBlock) {
+                copy.pass().await.map_err(failed)?;
+            }
+            copy.flush().await.map_err(failed)?;
+            if let Err(error) = resources.moved(spec).await {
+                fatal.set(true);
+                // The old state may be replaced all the same; it must not be used any more when the
+                // guest goes on.
+                while let Err(error) = resources.write_state_again().await {
+                    tracing::error!(disk = spec.name, "the guest waits: {error}");
+                    core.sleep_ns(STATE_AGAIN_NS).await;
+                }
+                return Err(error);
+            }
+            Ok(device.clone())
+        };
+        match self.swap(core, &spec.name, target, moving, then).await {
+            Ok(()) => {
+                self.with(&spec.name, |disk| disk.spec = spec.clone());
+                Ok(())
+            }
+            Err(error) if fatal.get() || self.ended.get() => Err(Switch::Failed(error)),
+            Err(error) => {
+                self.share_rate();
+                Err(Switch::Later(error))
+            }
+        }
+    }
+}
+
+/// Why a disk was not switched.
+enum Switch {
+    /// It may be tried again.
+    Later(Error),
+    Failed(Error),
+}
+
+/// Bytes that guests have written to a disk.
+fn written(target: &Target) -> u64 {
+    target.stats().iter().map(|ring| ring.writes.bytes.get()).sum()
+}
+
+/// Number of requests that a disk has completed.
+fn completions(target: &Target) -> u64 {
+    target.stats().iter().map(|ring| ring.completions.get()).sum()
+}
+
+/// Waits for a step of a move, unless the move is aborted before.
+async fn unless_aborted<T>(
+    moving: &Move,
+    step: impl Future<Output = Result<T, bdev::Error>>,
+) -> Result<T, Stop> {
+    let aborted = moving.changed.wait_until(|| moving.is_aborted());
+    match race(aborted, step).await {
+        Either::First(()) => Err(Stop::Aborted),
+        Either::Second(done) => Ok(done?),
+    }
+}
