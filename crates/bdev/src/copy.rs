@@ -1,7 +1,7 @@
 //! A [`Copy`]: copies a device to another one while it is in use.
 //!
 //! ```text
-//!   everybody else --> tracked device --> source     each write marks its granules (`layers::dirty`)
+//!   everybody else --> tracked device --> source   each write marks its granules (`layers::dirty`)
 //!   Copy <-- take marks, read ------------ source
 //!        --- write, finish marks --> target
 //! ```
