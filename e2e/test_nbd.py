@@ -168,6 +168,43 @@ def test_a_disk_that_a_machine_has_is_read_only(tmp_path):
         guest.wait_for("the machine to go", lambda: client.write(0, b"z" * 512) == 0)
 
 
+def test_a_disk_stays_read_only_while_its_machine_outlives_nodes(tmp_path):
+    """From the first moment of the next node on: its launcher has the machine's connection."""
+    path = image(tmp_path / "disk.img")
+    done, answers, read = threading.Event(), set(), []
+
+    def write():
+        while not done.is_set():
+            try:
+                with nbd.Client(node.address, "a") as client:
+                    for _ in range(20):
+                        answers.add((bool(client.flags & nbd.READ_ONLY), client.write(0, b"x" * 4096)))
+                        read.append(client.read(0, 4096))
+            except (OSError, nbd.Closed, nbd.Refused):
+                time.sleep(0.001)
+
+    with (
+        serving(tmp_path, disk(tmp_path, "a", f"file:{path}")) as node,
+        guest.Guest(tmp_path / "vm", tmp_path / "a.sock", mode="load", secs=6, mib=16) as vm,
+    ):
+        vm.wait_for(r"GUEST TICK ops=[1-9]\d*")
+        writer = threading.Thread(target=write)
+        writer.start()
+        try:
+            for nth in range(3):
+                time.sleep(1)
+                if nth == 1:
+                    node.upgrade()
+                else:
+                    os.kill(node.pid(), signal.SIGKILL)
+            vm.wait_for(r"GUEST LOAD OK")
+        finally:
+            done.set()
+            writer.join()
+        vm.wait_for_end()
+    assert answers == {(True, nbd.EPERM)} and len(read) > 20
+
+
 def test_hostile_clients_harm_nobody(tmp_path):
     rng = random.Random(7)
     with serving(tmp_path, disk(tmp_path, "a", "mem:16M")) as node, nbd.Client(node.address, "a") as good:

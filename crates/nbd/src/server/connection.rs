@@ -145,6 +145,11 @@ impl Connection {
         let peer = &self.peer;
         match why {
             Why::Done if disk.is_empty() => {}
+            // Whoever scans ports must not fill the log.
+            Why::Violation(what) if disk.is_empty() => {
+                tracing::debug!(%peer, "not an NBD client: {what}");
+            }
+            Why::Slow(_) if disk.is_empty() => tracing::debug!(%peer, "an NBD client is silent"),
             Why::Done => tracing::info!(%disk, %peer, "an NBD client has left"),
             Why::Lost(error) => tracing::debug!(%disk, %peer, "an NBD client is lost: {error}"),
             Why::Violation(what) => {
