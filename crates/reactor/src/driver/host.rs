@@ -1,5 +1,6 @@
-//! The host's operations that may block: names, lengths, locks, small whole files. A few helper
-//! threads make them, so that a core never blocks (law 2); answers go to the asking core's inbox.
+//! The host's operations that may block: names, lengths, holes, locks, small whole files. A few
+//! helper threads make them, so that a core never blocks (law 2); answers go to the asking core's
+//! inbox.
 //!
 //! One more thread only removes and closes files: the later of the two frees a file's blocks, which
 //! can take long (50 ms for 64 MiB, measured on a file system that discards them on the device),
