@@ -279,6 +279,28 @@ def test_clients_come_back_to_a_node_that_was_killed(tmp_path, address):
             guest.wait_for("another node", lambda old=old: node.pid() not in (old, node.process.pid))
             with again(node.address, "a") as client:
                 assert client.read(0, 512 * (nth + 1)) == b"".join(bytes([n + 1]) * 512 for n in range(nth + 1))
+            # It serves before it says so, and a signal in between ends it at once.
+            guest.wait_for("its report", lambda nth=nth: node.said().count("\nnbd: ") == nth + 2)
+
+
+def test_a_node_may_die_while_its_spare_starts(tmp_path):
+    """The spare must not listen for itself then: its launcher does."""
+    with serving(tmp_path, disk(tmp_path, "a", "mem:4M")) as node:
+        known = []
+        for delay_ms in (0, 6, 12):
+            # Without a pause, because the moment is short.
+            end = time.monotonic() + 20
+            while not (spares := [pid for pid in millrace.children(node.process.pid) if pid not in known and millrace.role(pid) == "spare"]):
+                assert time.monotonic() < end, node.said()
+            known += spares
+            time.sleep(delay_ms / 1000)
+            old = node.pid()
+            os.kill(old, signal.SIGKILL)
+            guest.wait_for("another node", lambda old=old: node.pid() not in (old, node.process.pid), saw=node.said)
+            with again(node.address, "a") as client:
+                assert client.read(0, 512) == bytes(512)
+            guest.wait_for("its report", lambda: node.said().count("\nnbd: ") == len(known) + 1)
+            metrics(node.metrics)
 
 
 @pytest.mark.parametrize("sandbox", ["auto", "off"])

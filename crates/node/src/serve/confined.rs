@@ -81,21 +81,31 @@ impl AdminSlot {
     }
 }
 
-/// The process id of the launcher that has started this process, and whether another node serves
-/// meanwhile: the one to take over from, or the one whose death this one stands ready for.
-pub(super) fn launcher_of_this_process() -> Option<(u32, bool)> {
+/// What the launcher that has started this process tells it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Launched {
+    /// The launcher's process id.
+    pub launcher: u32,
+    /// Another node serves meanwhile: the one to take over from, or the one whose death this one
+    /// stands ready for.
+    pub succeeds: bool,
+    /// It stands ready. The launcher listens for it when it is needed: if this process did so in
+    /// the moment in which the other node dies, the launcher could not.
+    pub is_spare: bool,
+}
+
+/// What the launcher that has started this process tells it, if there is one.
+pub(super) fn launcher_of_this_process() -> Option<Launched> {
     let text = std::env::var(launcher::VARIABLE).ok()?;
     let (launcher, role) = text.split_once(':')?;
-    Some((launcher.parse().ok()?, role != "first"))
+    let launcher = launcher.parse().ok()?;
+    Some(Launched { launcher, succeeds: role != "first", is_spare: role == "spare" })
 }
 
 /// Creates what a confined process cannot create any more, and confines this process as far as one
 /// thread can, before it starts any other.
-pub(super) fn confine(
-    config: &Config,
-    launcher: u32,
-    succeeds: bool,
-) -> Result<(Sink, Confined), Error> {
+pub(super) fn confine(config: &Config, launched: Launched) -> Result<(Sink, Confined), Error> {
+    let Launched { launcher, succeeds, is_spare } = launched;
     let system = |what: &str, error: &dyn std::fmt::Display| {
         Error::new(Kind::System, format!("{what}: {error}"))
     };
@@ -108,8 +118,7 @@ pub(super) fn confine(
     resident_bytes();
     executable();
     working_directory();
-    // If the predecessor listens there, it hands the sockets over. The launcher listens for a spare
-    // node.
+    // If the predecessor listens there, it hands the sockets over.
     let handed = |error: Error| if succeeds { Ok(()) } else { Err(error) };
     let (mut clients, mut metrics) = (Vec::new(), None);
     if let Some(data) = &config.data {
@@ -127,14 +136,14 @@ pub(super) fn confine(
             make_directory_now(data)?;
         }
     }
-    if let Some(addr) = config.metrics {
+    if let Some(addr) = config.metrics.filter(|_| !is_spare) {
         match patiently_now(Exclusive::Port(addr), succeeds, || reactor::listen(addr, false)) {
             Ok(socket) => metrics = Some(socket),
             Err(error) => handed(no_port(addr, "--metrics", &error))?,
         }
     }
     let mut nbd = None;
-    if let Some(addr) = &config.nbd {
+    if let Some(addr) = config.nbd.as_ref().filter(|_| !is_spare) {
         match patiently_now(addr.exclusive(), succeeds, || addr.listen()) {
             Ok(socket) => nbd = Some(socket),
             Err(error) => handed(no_nbd(addr, &error))?,

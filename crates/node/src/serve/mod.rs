@@ -135,7 +135,7 @@ pub fn serve(
     let launched = launcher_of_this_process();
     let renewed = launcher::is_renewed();
     let alone = launched.is_none() && line_to_predecessor()?.is_none();
-    let succeeds = launched.map_or(!alone, |(_, succeeds)| succeeds);
+    let succeeds = launched.map_or(!alone, |launched| launched.succeeds);
     use_huge_pages(!succeeds && !config.has_little_memory());
     if renewed || (alone && launcher::is_wanted(&config)) {
         return match launcher::run(&config, renewed)? {
@@ -145,8 +145,8 @@ pub fn serve(
         };
     }
     let (sink, confined) = match launched {
-        Some((launcher, succeeds)) => {
-            let (sink, confined) = confine(&config, launcher, succeeds)?;
+        Some(launched) => {
+            let (sink, confined) = confine(&config, launched)?;
             (sink, Some(confined))
         }
         None => (crate::log::open(&config.log, None)?, None),
