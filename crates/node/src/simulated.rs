@@ -12,6 +12,7 @@ use reactor::{Class, Core, UnixListener};
 use vhost::Target;
 
 use crate::config::{Config, Settings};
+pub use crate::disks::resources::Kept;
 use crate::disks::resources::{LocalResources, Ready, Resources};
 use crate::disks::spec::DiskSpec;
 use crate::disks::{Disks, Served, options};
@@ -41,6 +42,7 @@ impl Node {
         core: &Core,
         disks: Vec<(DiskSpec, OwnedFd)>,
         told: Option<bool>,
+        kept: Kept,
     ) -> Result<Node, String> {
         let until_ns = core.now_ns() + LINGER_NS;
         let busy =
@@ -59,7 +61,7 @@ impl Node {
             };
             serving.push((Served { spec, device, target }, task));
         }
-        Node::with(core, serving, None).await
+        Node::with(core, serving, None, kept).await
     }
 
     /// Takes over from the node at the other end of a line; `specs` are the disks configured here.
@@ -72,13 +74,14 @@ impl Node {
         specs: &[DiskSpec],
         line: OwnedFd,
         listen: Listen,
+        kept: Kept,
     ) -> Result<Node, String> {
         let settings = Settings { disk: specs.to_vec(), ..Settings::default() };
         let config = Config::new(settings, &Machine::look()).map_err(|error| error.to_string())?;
         let inherited = inherit(core, &config, line, &BTreeMap::new()).await;
         let inherited = inherited.map_err(|error| error.to_string())?;
         let before = inherited.predecessor;
-        let node = Node::with(core, inherited.disks, Some(before.following())).await?;
+        let node = Node::with(core, inherited.disks, Some(before.following()), kept).await?;
         let again = core.clone();
         let open = async move |spec: &DiskSpec| {
             let failed = |what: String| Error::new(Kind::System, what);
@@ -97,8 +100,11 @@ impl Node {
         core: &Core,
         disks: Vec<(Served, reactor::JoinHandle<()>)>,
         following: Option<&[DiskSpec]>,
+        kept: Kept,
     ) -> Result<Node, String> {
-        let resources = Resources::Local(Box::new(LocalResources::new(core, &[], None)), false);
+        let local = LocalResources::new(core, &[], None);
+        local.on_keep(kept);
+        let resources = Resources::Local(Box::new(local), false);
         let disks = Disks::start(core, resources, disks, following, false).await;
         let disks = Rc::new(disks.map_err(|error| error.to_string())?);
         let upgrader = Upgrader::new(core, || {}, || false);
@@ -161,6 +167,29 @@ impl Node {
             }
         });
         count
+    }
+
+    /// Begins to move a disk to another device.
+    ///
+    /// # Errors
+    /// When this is not possible; the text says why.
+    pub async fn begin_move(&self, name: &str, uri: &str, finish: bool) -> Result<(), String> {
+        let begun = self.disks.begin_move(&self.core, name, uri, finish).await;
+        begun.map(drop).map_err(|error| error.to_string())
+    }
+
+    /// Lets a move finish, or ends it.
+    pub async fn end_move(&self, name: &str, finish: bool) {
+        // It may have ended.
+        let _ = match finish {
+            true => self.disks.finish_move(&self.core, name),
+            false => self.disks.abort_move(&self.core, name).await,
+        };
+    }
+
+    /// Whether a disk is being moved.
+    pub fn is_moving(&self) -> bool {
+        !self.disks.moving().is_empty()
     }
 
     /// Removes a disk. Returns whether something of it is still in flight.

@@ -3,6 +3,7 @@
 
 mod handover;
 
+use handover::moves::moves;
 use handover::{handover, unanswered};
 use node::Mutant;
 use reactor::sim::Access;
@@ -20,12 +21,16 @@ fn an_upgrade_that_is_wrong_about_which_process_serves_is_detected() {
         Mutant::GoesOnUntilGo,
         Mutant::TakesBack,
         Mutant::ReleasesEarly,
+        Mutant::SwitchesBeforeTheLastBlock,
     ] {
         node::set_mutant(mutant);
         let play = |seed| match mutant {
             // Late answers are rare in the other play.
             Mutant::ReleasesEarly => {
                 unanswered(seed, Access::Write);
+            }
+            Mutant::SwitchesBeforeTheLastBlock => {
+                moves(seed);
             }
             _ => {
                 handover(seed);

@@ -260,7 +260,7 @@ impl Disks {
     }
 
     /// The names of the disks that are being moved.
-    pub(super) fn moving(&self) -> Vec<String> {
+    pub fn moving(&self) -> Vec<String> {
         let moves = self.moves.borrow();
         let active = moves.iter().filter(|(_, moving)| moving.is_active());
         active.map(|(name, _)| name.clone()).collect()
@@ -409,8 +409,9 @@ impl Disks {
             }
             let began_ns = core.now_exact_ns();
             let quiesced = match timeout(core, QUIESCE_NS, target.quiesce()).await {
-                Ok(Ok((_, descriptors))) => {
-                    vhost::drop_in_background(descriptors);
+                Ok(Ok(copies)) => {
+                    // The disk has the originals, so nothing is unmapped here.
+                    drop(copies);
                     then().await.map(|device| target.replace_device(device))
                 }
                 Ok(Err(why)) => Err(system(format!("disk {name} cannot be quiesced: {why}"))),

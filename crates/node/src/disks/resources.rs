@@ -44,12 +44,33 @@ pub(crate) struct LocalResources {
     /// The limits of disks and groups, without a state directory.
     limits: RefCell<AllLimits>,
     events: EventLog,
+    /// Plays the state directory of a simulated world.
+    #[cfg(feature = "testing")]
+    kept: RefCell<Option<Kept>>,
 }
+
+/// Hears of each disk that is stored.
+#[cfg(feature = "testing")]
+pub type Kept = Rc<dyn Fn(&DiskSpec)>;
 
 impl LocalResources {
     pub fn new(core: &Core, asked: &[DiskSpec], state: Option<State>) -> LocalResources {
         let (limits, events) = (RefCell::default(), EventLog::new(core));
-        LocalResources { core: core.clone(), asked: asked.to_vec(), state, limits, events }
+        LocalResources {
+            core: core.clone(),
+            asked: asked.to_vec(),
+            state,
+            limits,
+            events,
+            #[cfg(feature = "testing")]
+            kept: RefCell::default(),
+        }
+    }
+
+    /// Sets who hears of each disk that is stored.
+    #[cfg(feature = "testing")]
+    pub fn on_keep(&self, kept: Kept) {
+        self.kept.replace(Some(kept));
     }
 
     /// What has happened.
@@ -89,6 +110,10 @@ impl LocalResources {
     }
 
     pub async fn keep(&self, spec: &DiskSpec) -> Result<(), Error> {
+        #[cfg(feature = "testing")]
+        if let Some(kept) = &*self.kept.borrow() {
+            kept(spec);
+        }
         match &self.state {
             Some(state) => state.keep_disk(spec).await.map_err(system),
             None => Ok(()),

@@ -14,6 +14,8 @@
 //!    over when it was killed.
 //! 3. All requests of the guest finally come back.
 
+pub mod moves;
+
 use std::cell::{Cell, RefCell};
 use std::future::{Future, poll_fn};
 use std::os::fd::{AsFd, OwnedFd};
@@ -26,7 +28,7 @@ use std::task::Poll;
 
 use frontend::{Connection, Session};
 use node::DiskSpec;
-use node::simulated::{Listen, Node};
+use node::simulated::{Kept, Listen, Node};
 use reactor::sim::{Access, Crash, FailureKind, Fault, FaultKind, Process, Rng, SimConfig, World};
 use reactor::{Class, Core, UnixSocket};
 use sim::guest::{END_NS, Guest, QUEUES, with_disk_at};
@@ -150,6 +152,12 @@ struct Told {
     detach: RefCell<Vec<&'static str>>,
     detached: RefCell<Vec<Result<bool, String>>>,
     names: RefCell<Vec<String>>,
+    /// A disk to move, to where, and whether the move is to finish; then whether it is to finish,
+    /// or to end.
+    begin_move: RefCell<Option<(&'static str, String, bool)>>,
+    end_move: Cell<Option<bool>>,
+    /// A move is under way, or was not possible.
+    moving: Cell<bool>,
     /// One of its disks holds, or has held, requests that the predecessor had begun.
     holds: Cell<bool>,
 }
@@ -183,6 +191,15 @@ async fn serve(core: &Core, node: Node, told: &Rc<Told>) {
                 told.detached.borrow_mut().push(detached);
             });
         }
+        let begin = told.begin_move.take();
+        if let Some((name, uri, finish)) = begin {
+            // A disk that still waits for its predecessor is not moved.
+            let _ = node.begin_move(name, &uri, finish).await;
+        }
+        if let Some(finish) = told.end_move.take() {
+            node.end_move("a", finish).await;
+        }
+        told.moving.set(node.is_moving());
         for (count, name) in told.completions.iter().zip(["a", "b"]) {
             count.set(node.completions(name));
         }
@@ -213,7 +230,8 @@ struct FrontEnd {
 /// A guest, its disk, and the address of its front end.
 struct Machine {
     guest: Rc<RefCell<Guest>>,
-    spec: DiskSpec,
+    /// As the state directory has it.
+    spec: Rc<RefCell<DiskSpec>>,
     address: SocketAddr,
     front_end: Option<FrontEnd>,
     /// Number of connections.
@@ -285,7 +303,16 @@ impl Outside {
     }
 
     fn specs(&self) -> Vec<DiskSpec> {
-        self.machines.iter().map(|machine| machine.spec.clone()).collect()
+        self.machines.iter().map(|machine| machine.spec.borrow().clone()).collect()
+    }
+
+    /// Plays the state directory.
+    fn kept(&self) -> Kept {
+        let specs: Vec<_> = self.machines.iter().map(|machine| machine.spec.clone()).collect();
+        Rc::new(move |kept| {
+            let same = specs.iter().find(|spec| spec.borrow().name == kept.name);
+            same.expect("a known disk").replace(kept.clone());
+        })
     }
 
     /// Connects a front end, if a node listens.
@@ -328,13 +355,13 @@ impl Outside {
         self.until("nobody listens", |outside| outside.machines.iter().all(free)).await;
         let listener = |machine: &Machine| {
             let listener = UnixListener::bind_addr(&machine.address);
-            (machine.spec.clone(), listener.expect("nobody listens any more").into())
+            (machine.spec.borrow().clone(), listener.expect("nobody listens any more").into())
         };
         let disks: Vec<_> = self.machines.iter().map(listener).collect();
         let told = Rc::<Told>::default();
-        let (own, told_cache) = (told.clone(), self.told_cache);
+        let (own, told_cache, kept) = (told.clone(), self.told_cache, self.kept());
         let process = self.world.start_process(move |core| async move {
-            let node = Node::start(&core, disks, told_cache).await;
+            let node = Node::start(&core, disks, told_cache, kept).await;
             serve(&core, node.expect("nobody has the image any more"), &own).await;
         });
         self.nodes.push(Running { process, told });
@@ -343,16 +370,17 @@ impl Outside {
 
     /// Starts a node that takes over.
     fn start_successor(&mut self, line: OwnedFd) -> (Process, Rc<Told>) {
-        let (told, specs) = (Rc::<Told>::default(), self.specs());
+        let (told, specs, kept) = (Rc::<Told>::default(), self.specs(), self.kept());
         let own = told.clone();
-        let address = |machine: &Machine| (machine.spec.name.clone(), machine.address.clone());
+        let address =
+            |machine: &Machine| (machine.spec.borrow().name.clone(), machine.address.clone());
         let addresses: Vec<_> = self.machines.iter().map(address).collect();
         let listen: Listen = Rc::new(move |spec| {
             let (_, address) = addresses.iter().find(|(name, _)| *name == spec.name)?;
             UnixListener::bind_addr(address).ok().map(OwnedFd::from)
         });
         let process = self.world.start_process(move |core| async move {
-            match Node::inherit(&core, &specs, line, listen).await {
+            match Node::inherit(&core, &specs, line, listen, kept).await {
                 Ok(node) => serve(&core, node, &own).await,
                 Err(why) => {
                     own.failed.replace(Some(why));
@@ -729,9 +757,11 @@ fn with_two<T: Send + 'static>(
     let run = world.run(|core| {
         let machine = |((guest, uri), name): (&(Rc<RefCell<Guest>>, String), &str)| Machine {
             guest: guest.clone(),
-            spec: format!("name={name} uri={uri} socket=/{name}.sock queues={QUEUES}")
-                .parse()
-                .expect("a disk"),
+            spec: Rc::new(RefCell::new(
+                format!("name={name} uri={uri} socket=/{name}.sock queues={QUEUES}")
+                    .parse()
+                    .expect("a disk"),
+            )),
             address: address(),
             front_end: None,
             connects: 0,
@@ -942,7 +972,7 @@ pub fn handover(seed: u64) -> Report {
         let run = world.run(|core| {
             let machine = |(guest, spec, _): &(Rc<RefCell<Guest>>, DiskSpec, &str)| Machine {
                 guest: guest.clone(),
-                spec: spec.clone(),
+                spec: Rc::new(RefCell::new(spec.clone())),
                 address: address(),
                 front_end: None,
                 connects: 0,

@@ -2,6 +2,7 @@
 
 use std::cell::RefCell;
 
+use crate::handover::moves;
 use crate::handover::{GO, HELLO, Meanwhile, Report, declined, detached, handover, unanswered};
 use reactor::sim::Access;
 use sim::seeds;
@@ -143,5 +144,40 @@ fn one_hand_over() {
 fn the_same_seed_twice_is_the_same_hand_over() {
     for seed in 0..5 {
         assert_eq!(handover(seed), handover(seed), "seed {seed}");
+    }
+}
+
+#[test]
+fn a_moved_disk_loses_nothing_whatever_happens_on_the_way() {
+    if seeds::one().is_some() {
+        return;
+    }
+    let all: RefCell<Vec<moves::Report>> = RefCell::default();
+    seeds::many("one_move", 5, |seed| all.borrow_mut().push(moves::moves(seed)));
+    let all = all.into_inner();
+    let sum = |of: fn(&moves::Report) -> u64| all.iter().map(of).sum::<u64>();
+    println!(
+        "{} worlds: {} moves begun, {} disks moved, {} moves aborted, {} nodes killed during one, {} of them after the \
+         switch, {} power cuts, {} upgrades, {} sectors checked",
+        all.len(),
+        sum(|r| r.begun),
+        sum(|r| r.moved),
+        sum(|r| r.aborted),
+        sum(|r| r.killed),
+        sum(|r| r.killed_after),
+        sum(|r| r.power_cuts),
+        sum(|r| r.upgrades),
+        sum(|r| r.checked_sectors),
+    );
+    if all.len() >= 100 {
+        assert!(sum(|r| r.moved) > 50 && sum(|r| r.aborted) > 5 && sum(|r| r.killed) > 20);
+        assert!(sum(|r| r.power_cuts) > 10 && sum(|r| r.upgrades) > 10);
+    }
+}
+
+#[test]
+fn one_move() {
+    if let Some(seed) = seeds::one() {
+        println!("{:?}", moves::moves(seed));
     }
 }
