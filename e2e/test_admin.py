@@ -73,6 +73,48 @@ def test_an_image_is_created_sparse_or_preallocated(tmp_path):
     assert not (tmp_path / "wrong.img").exists()
 
 
+def test_an_image_is_copied_with_its_holes(node, tmp_path):
+    old, new = tmp_path / "old image.img", tmp_path / "new.img"
+    with open(old, "wb") as file:
+        for mib in (0, 7, 30):
+            file.seek(mib << 20)
+            file.write(os.urandom(1 << 20))
+        file.truncate(64 << 20)
+    millrace.succeed("disk", "create", new, "--from", old)
+    assert new.read_bytes() == old.read_bytes() and new.stat().st_blocks <= old.stat().st_blocks + 64
+    larger = tmp_path / "larger.img"
+    millrace.succeed("disk", "create", "larger.img", "--from", f"file:{new}", "--size", "128M", cwd=tmp_path)
+    assert larger.stat().st_size == 128 << 20 and larger.read_bytes()[: 64 << 20] == old.read_bytes()
+    assert "exists" in millrace.fail("disk", "create", new, "--from", old)
+    for words, expected in [
+        (["--from", old, "--size", "32M"], "more than 32 MiB"),
+        (["--from", tmp_path / "none.img"], "none.img"),
+        (["--from", old, "--preallocate"], "--preallocate"),
+        ([], "--size"),
+    ]:
+        assert expected in millrace.fail("disk", "create", tmp_path / "wrong.img", *words)
+        assert not (tmp_path / "wrong.img").exists()
+    # A guest may write to it.
+    node.do("attach", spec(tmp_path, "a", f"file:{new}"))
+    assert "lock" in millrace.fail("disk", "create", tmp_path / "wrong.img", "--from", new)
+
+
+def test_images_are_converted(tmp_path):
+    raw, packed, again = tmp_path / "raw.img", tmp_path / "packed.qcow2", tmp_path / "again.img"
+    raw.write_bytes(os.urandom(3 << 20) + bytes(5 << 20))
+    millrace.succeed("disk", "convert", raw, packed)
+    assert packed.read_bytes()[:4] == b"QFI\xfb"
+    millrace.succeed("disk", "convert", packed, again)
+    assert again.read_bytes() == raw.read_bytes()
+    assert "exists" in millrace.fail("disk", "convert", raw, again)
+    # The name decides: a guest may have written what looks like another format.
+    packed.rename(tmp_path / "guest.img")
+    millrace.succeed("disk", "convert", tmp_path / "guest.img", tmp_path / "copy.img")
+    assert (tmp_path / "copy.img").read_bytes()[:4] == b"QFI\xfb"
+    assert "qemu-img" in millrace.fail("disk", "convert", tmp_path / "none.img", tmp_path / "wrong.qcow2")
+    assert not (tmp_path / "wrong.qcow2").exists()
+
+
 def test_disks_are_attached_listed_and_detached(node, tmp_path):
     assert node.disks() == {}
     here = tmp_path / "a b"

@@ -1,26 +1,28 @@
 //! The `disk` commands: image files, and the disks of a running node.
 
-use std::path::{Path, PathBuf};
-
 use node::{DiskSpec, LimitChange, Request, Size};
-use reactor::{Core, DriverKind, Mode, Opening};
 use serde_json::{Value, json};
 
 use crate::admin::Admin;
 use crate::answer::{KINDS, Latency, array, duration, number, text};
 use crate::args::{DiskCommand, NodeArgs};
+use crate::disk_image::{convert, create_from, create_image};
 use crate::disk_move;
 use crate::failure::Failure;
 use crate::output::{Out, table, thousands};
-use crate::tool_core::on_core;
-
-/// An image's size is a multiple of this.
-const IMAGE_BLOCK: u64 = 4096;
 
 /// Runs a command.
 pub fn run(command: DiskCommand) -> Result<(), Failure> {
     match command {
-        DiskCommand::Create { path, size, preallocate } => create_image(path, size.0, preallocate),
+        DiskCommand::Create { path, size, preallocate, from } => match (from, size) {
+            (Some(from), size) => create_from(path, &from, size),
+            (None, Some(size)) => create_image(path, size.0, preallocate),
+            // The parser wants one of the two.
+            (None, None) => Err(Failure::new("how large? --size SIZE, or --from an image")),
+        },
+        DiskCommand::Convert { from, to, from_format, format } => {
+            convert(&from, &to, from_format, format)
+        }
         DiskCommand::List { node } => list(&node),
         DiskCommand::Attach { spec, node } => attach(spec, &node),
         DiskCommand::Detach { name, force, node } => {
@@ -73,45 +75,6 @@ fn call(node: &NodeArgs, request: &Request, say: impl Fn(&Value) -> String) -> R
         false => out.line(&say(&result))?,
     }
     Ok(out.flush()?)
-}
-
-/// Creates an image file of so many bytes.
-pub fn create_image(path: PathBuf, size: u64, preallocate: bool) -> Result<(), Failure> {
-    if size == 0 || !size.is_multiple_of(IMAGE_BLOCK) {
-        return Err(Failure::new(format!(
-            "size must be a multiple of {IMAGE_BLOCK} bytes, not {size}"
-        )));
-    }
-    on_core(DriverKind::Auto, async move |core| {
-        make(&core, &path, size, preallocate).await.map_err(|error| {
-            let failure = Failure::new(format!("cannot create {}: {error}", path.display()));
-            match error.kind() {
-                std::io::ErrorKind::AlreadyExists => failure
-                    .hint("nothing was changed; use `millrace disk resize` to enlarge a disk"),
-                _ => failure,
-            }
-        })
-    })
-}
-
-async fn make(core: &Core, path: &Path, size: u64, preallocate: bool) -> std::io::Result<()> {
-    let file = core.attach(&core.open_for_writing(path, Opening::New, Mode::Buffered).await?);
-    let filled = async {
-        match preallocate {
-            true => file.allocate(size).await?,
-            false => file.set_len(size).await?,
-        }
-        file.sync_data().await
-    };
-    if let Err(error) = filled.await {
-        core.remove(path).await?;
-        return Err(error);
-    }
-    let directory = match path.parent() {
-        Some(parent) if parent != Path::new("") => parent,
-        _ => Path::new("."),
-    };
-    core.sync_dir(directory).await
 }
 
 fn attach(spec: DiskSpec, node: &NodeArgs) -> Result<(), Failure> {

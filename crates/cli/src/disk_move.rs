@@ -10,7 +10,7 @@ use serde_json::Value;
 use crate::admin::Admin;
 use crate::answer::{array, duration, number, text};
 use crate::args::{DiskMoveArgs, NodeArgs};
-use crate::disk::create_image;
+use crate::disk_image::create_image;
 use crate::failure::Failure;
 use crate::output::{Out, table};
 

@@ -13,6 +13,7 @@ mod answer;
 mod args;
 mod bench;
 mod disk;
+mod disk_image;
 mod disk_move;
 mod events;
 mod failure;

@@ -6,6 +6,7 @@ use clap::{Args, Subcommand, ValueHint};
 use node::{DiskSpec, Size};
 
 use super::values::seconds;
+use crate::disk_image::ImageFormat;
 
 /// A running node, and how to print its answer.
 #[derive(Clone, Debug, Args)]
@@ -27,19 +28,46 @@ pub enum DiskCommand {
     /// Create an image file
     #[command(after_help = "Examples:\n  \
         millrace disk create vm1.img --size 10G\n  \
-        millrace disk create vm1.img --size 10G --preallocate\n\n\
+        millrace disk create vm1.img --size 10G --preallocate\n  \
+        millrace disk create vm2.img --from vm1.img\n\n\
         The image is sparse: space on the disk is allocated as it is written. With --preallocate \
-        all space is allocated immediately, and no write fails later because the disk is full.")]
+        all space is allocated immediately, and no write fails later because the disk is full. With \
+        --from it is a copy of an image or a block device that nobody writes to meanwhile; it shares \
+        its blocks where the file system can.")]
     Create {
         /// The file; it must not exist.
         #[arg(value_hint = ValueHint::FilePath)]
         path: PathBuf,
-        /// Its size
-        #[arg(long, value_name = "SIZE")]
-        size: Size,
+        /// Its size [default with --from: that of the other]
+        #[arg(long, value_name = "SIZE", required_unless_present = "from")]
+        size: Option<Size>,
         /// Allocate all of its space on the disk now
-        #[arg(long)]
+        #[arg(long, conflicts_with = "from")]
         preallocate: bool,
+        /// Copy this image: a path, or a URI such as file:/dev/vdb
+        #[arg(long, value_name = "PATH|URI", value_hint = ValueHint::FilePath)]
+        from: Option<String>,
+    },
+    /// Convert an image between raw and qcow2, with qemu-img
+    #[command(after_help = "Examples:\n  \
+        millrace disk convert cloud.qcow2 vm1.img\n  \
+        millrace disk convert vm1.img vm1.qcow2\n\n\
+        A name that ends with .qcow2 is that of a qcow2 image, any other that of a raw image, unless a \
+        format is given. What an image contains is not asked, because a guest may have written it. Needs \
+        qemu-img (package qemu-utils).")]
+    Convert {
+        /// The image.
+        #[arg(value_hint = ValueHint::FilePath)]
+        from: PathBuf,
+        /// The new image; it must not exist.
+        #[arg(value_hint = ValueHint::FilePath)]
+        to: PathBuf,
+        /// The format of the image
+        #[arg(long, value_name = "FORMAT")]
+        from_format: Option<ImageFormat>,
+        /// The format of the new image
+        #[arg(long, value_name = "FORMAT")]
+        format: Option<ImageFormat>,
     },
     /// List the disks of a running node
     #[command(after_help = "Examples:\n  \
