@@ -13,6 +13,8 @@ use crate::output::{Out, Stop};
 
 /// How long a node may not answer: after a restart it opens its database before it listens.
 const AWAY: Duration = Duration::from_secs(60);
+/// A node that has nothing to tell answers after a longer time than this.
+const WAITS: Duration = Duration::from_secs(10);
 /// The pause between two attempts to connect.
 const RETRY: Duration = Duration::from_millis(200);
 
@@ -26,6 +28,7 @@ pub fn run(args: &EventsArgs) -> Result<(), Failure> {
     let mut out = Out::new();
     loop {
         let request = Request::Events { log: log.clone(), after, wait };
+        let asked_at = Instant::now();
         let asked = match &mut admin {
             Some(admin) => admin.call(&request),
             None => Admin::connect(&args.node).and_then(|mut new| {
@@ -36,7 +39,8 @@ pub fn run(args: &EventsArgs) -> Result<(), Failure> {
         };
         let answer = match asked {
             Ok(answer) => answer,
-            Err(failure) if args.follow && failure.is_gone() && heard.elapsed() < AWAY => {
+            // It is restarted, or its admin socket has no free connection.
+            Err(_) if args.follow && log.is_some() && heard.elapsed() < AWAY => {
                 admin = None;
                 std::thread::sleep(RETRY);
                 continue;
@@ -59,6 +63,11 @@ pub fn run(args: &EventsArgs) -> Result<(), Failure> {
         log = Some(text(&answer, "log"));
         if events.is_empty() && !args.follow {
             return Ok(());
+        }
+        if wait && events.is_empty() && asked_at.elapsed() < WAITS {
+            // The node does not let this program wait: its program is about to be replaced.
+            admin = None;
+            std::thread::sleep(RETRY);
         }
         // What is kept comes first, without waiting.
         wait = args.follow && events.is_empty();
@@ -89,7 +98,10 @@ fn show(out: &mut Out, event: &Value, as_json: bool) -> Result<(), Stop> {
     let disk = event["disk"].as_str().unwrap_or("-");
     let name = text(event, "event");
     let details = details(&name, event);
-    out.line(format!("{time}.{:03}  {disk:<12} {name:<17} {details}", ms % 1000).trim_end())
+    let line = format!("{time}.{:03}  {disk:<12} {name:<17} {details}", ms % 1000);
+    // Some of it comes from the process that serves guests.
+    let plain = |c: char| if c.is_control() { '?' } else { c };
+    out.line(line.trim_end().chars().map(plain).collect::<String>().as_str())
 }
 
 /// What an event says beside its disk, in words.
@@ -123,6 +135,7 @@ fn details(name: &str, event: &Value) -> String {
         "resized" => {
             format!("{} instead of {}", Size(number("size_bytes")), Size(number("old_size_bytes")))
         }
+        "lost" => format!("{} events", number("count")),
         "limited" => match event["group"].as_str() {
             Some(group) => format!("group {group}"),
             None => String::new(),

@@ -422,12 +422,18 @@ async fn run(
     socket: &UnixSocket,
     request: Request,
 ) -> Result<String, Error> {
+    let only_looks = request.only_looks();
     let mut done = pin!(admin.run(request));
     loop {
         match timeout(admin.core(), WAITING_NS, done.as_mut()).await {
             Ok(done) => return done,
-            // If the client has gone, its command is finished all the same.
-            Err(_) => drop(socket.send(WAITING, &[]).await),
+            // If the client has gone, its command is finished all the same, unless it changes
+            // nothing.
+            Err(_) => {
+                if socket.send(WAITING, &[]).await.is_err() && only_looks {
+                    return Err(Error::new(Kind::System, "the client has gone"));
+                }
+            }
         }
     }
 }

@@ -19,6 +19,8 @@ const EVENTS_MAX: usize = 1024;
 const ANSWER_MAX: usize = 256;
 /// How long an answer waits for an event if there is none.
 const WAIT_NS: u64 = 25_000_000_000;
+/// How many may wait at the same time: others need the connections of the admin socket, too.
+const WAITERS_MAX: usize = 8;
 /// Length of the longest text of an event, in bytes.
 const TEXT_BYTES_MAX: usize = 1024;
 
@@ -29,7 +31,13 @@ pub(crate) enum What {
     /// A node serves: the first one, or one after a death or an upgrade.
     Serving { process: u32 },
     /// The node has ended.
-    Ended { process: u32, signal: Option<i32>, code: Option<i32> },
+    Ended {
+        process: u32,
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        signal: Option<i32>,
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        code: Option<i32>,
+    },
     /// Another program has taken over; the guests waited for the pause.
     Upgraded { program: String, process: u32, pause_us: u64 },
     /// An upgrade has failed, and the node continues.
@@ -43,7 +51,14 @@ pub(crate) enum What {
     /// A disk has another size.
     Resized { disk: String, old_size_bytes: u64, size_bytes: u64 },
     /// A disk or a group of disks has other limits.
-    Limited { disk: Option<String>, group: Option<String> },
+    Limited {
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        disk: Option<String>,
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        group: Option<String>,
+    },
+    /// So many events of the node were left out.
+    Lost { count: u64 },
     /// A disk is being moved to another device.
     MoveBegun { disk: String, uri: String },
     /// A disk has moved; its guest waited for the pause at most.
@@ -105,10 +120,21 @@ impl What {
         }
     }
 
+    /// Whether only the launcher knows that this has happened.
+    pub fn is_of_launcher(&self) -> bool {
+        matches!(
+            self,
+            What::Serving { .. }
+                | What::Ended { .. }
+                | What::Upgraded { .. }
+                | What::UpgradeFailed { .. }
+        )
+    }
+
     /// The same with texts of bounded length.
     pub fn shortened(mut self) -> What {
         let texts: Vec<&mut String> = match &mut self {
-            What::Serving { .. } | What::Ended { .. } => Vec::new(),
+            What::Serving { .. } | What::Ended { .. } | What::Lost { .. } => Vec::new(),
             What::Upgraded { program, .. } => vec![program],
             What::UpgradeFailed { program, why } => vec![program, why],
             What::Attached { disk, uri }
@@ -148,7 +174,8 @@ struct Noted {
 pub(crate) struct KeptEvents {
     log: u64,
     next: u64,
-    noted: VecDeque<Noted>,
+    /// As a reader gets them: another program may not know all of them.
+    noted: Vec<Value>,
 }
 
 /// The latest events.
@@ -159,10 +186,28 @@ pub(crate) struct EventLog {
     /// The number of the next event; the first one has 1.
     next: Cell<u64>,
     noted: RefCell<VecDeque<Noted>>,
+    /// The number of those who wait.
+    waiting: Cell<usize>,
     /// Nobody waits any more.
     closing: Cell<bool>,
     /// Notified after each change.
     changed: Event,
+}
+
+/// Counts one that waits.
+struct Waits<'a>(&'a Cell<usize>);
+
+impl Waits<'_> {
+    fn new(waiting: &Cell<usize>) -> Waits<'_> {
+        waiting.set(waiting.get() + 1);
+        Waits(waiting)
+    }
+}
+
+impl Drop for Waits<'_> {
+    fn drop(&mut self) {
+        self.0.set(self.0.get() - 1);
+    }
 }
 
 impl EventLog {
@@ -172,6 +217,7 @@ impl EventLog {
             log: Cell::new(core.random_u64()),
             next: Cell::new(1),
             noted: RefCell::default(),
+            waiting: Cell::new(0),
             closing: Cell::new(false),
             changed: Event::new(),
         }
@@ -195,7 +241,8 @@ impl EventLog {
         let name = format!("{:016x}", self.log.get());
         let after = if log.is_none_or(|log| log == name) { number } else { 0 };
         let has_more = || self.next.get() > after.saturating_add(1) || self.closing.get();
-        if wait {
+        if wait && self.waiting.get() < WAITERS_MAX {
+            let _waits = Waits::new(&self.waiting);
             let _ = timeout(&self.core, WAIT_NS, self.changed.wait_until(has_more)).await;
         }
         let noted = self.noted.borrow();
@@ -214,7 +261,8 @@ impl EventLog {
 
     /// Everything, for another program.
     pub fn export(&self) -> KeptEvents {
-        let noted = self.noted.borrow().clone();
+        let noted = self.noted.borrow();
+        let noted = noted.iter().filter_map(|event| serde_json::to_value(event).ok()).collect();
         KeptEvents { log: self.log.get(), next: self.next.get(), noted }
     }
 
@@ -223,7 +271,8 @@ impl EventLog {
         if kept.next > 0 {
             self.log.set(kept.log);
             self.next.set(kept.next);
-            self.noted.replace(kept.noted);
+            let noted = kept.noted.into_iter().filter_map(|one| serde_json::from_value(one).ok());
+            self.noted.replace(noted.collect());
         }
     }
 }
@@ -274,11 +323,15 @@ mod tests {
             assert_eq!(numbers(&all)[0], 11);
 
             let other = EventLog::new(&core);
-            other.import(log.export());
+            let mut kept = log.export();
+            // An event of a program that knows more.
+            kept.noted[0]["event"] = "exploded".into();
+            other.import(kept);
             other.note(detached(0));
             let last = (EVENTS_MAX + 10) as u64;
             let rest = other.after(Some(&name), last, true).await;
             assert_eq!((numbers(&rest), &rest["lost"]), (vec![last + 1], &json!(0)));
+            assert_eq!(numbers(&other.after(Some(&name), 0, false).await)[0], 12);
         });
         run.unwrap();
     }

@@ -25,8 +25,8 @@ use crate::error::{Error, Kind};
 use crate::ipc::channel::Channel;
 use crate::patience::{Exclusive, Patience, patiently};
 
-/// How many events wait for the launcher at most; more are left out.
-const OUTBOX_MAX: usize = 64;
+/// How many events wait for the launcher at most; more are counted.
+const OUTBOX_MAX: usize = 1024;
 
 /// A disk that is ready to be served.
 pub(crate) struct Ready {
@@ -242,6 +242,8 @@ pub(crate) enum Resources {
 #[derive(Default)]
 pub(crate) struct Outbox {
     events: RefCell<VecDeque<What>>,
+    /// The number of those that found no room.
+    lost: Cell<u64>,
     sending: Cell<bool>,
 }
 
@@ -280,6 +282,8 @@ impl Resources {
         let mut events = outbox.events.borrow_mut();
         if events.len() < OUTBOX_MAX {
             events.push_back(what.shortened());
+        } else {
+            outbox.lost.set(outbox.lost.get() + 1);
         }
         if !outbox.sending.replace(true) {
             let resources = self.clone();
@@ -290,7 +294,14 @@ impl Resources {
     /// Tells the launcher what waits to be told.
     async fn send_events(&self) {
         let Resources::Launcher(channel, _, outbox) = self else { return };
-        let next = || outbox.events.borrow_mut().pop_front();
+        let next = || {
+            let event = outbox.events.borrow_mut().pop_front();
+            let lost = || match outbox.lost.take() {
+                0 => None,
+                count => Some(What::Lost { count }),
+            };
+            event.or_else(lost)
+        };
         while let Some(what) = next() {
             // A launcher of another version may not know it, or the launcher has ended.
             let _ = channel.ask(&ToLauncher::Event { what }, &[]).await;

@@ -242,6 +242,9 @@ impl Launcher {
                 self.resources.keep_write_cache(&socket, told).await?;
                 json_answer(&())
             }
+            ToLauncher::Event { what } if what.is_of_launcher() => {
+                Err(Error::new(Kind::Usage, "the launcher notes that itself"))
+            }
             ToLauncher::Event { what } => {
                 self.resources.events().note(what);
                 json_answer(&())

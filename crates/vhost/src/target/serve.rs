@@ -145,6 +145,10 @@ impl Target {
         drop_in_background(self.regions.take());
         self.connected.set(false);
         drop(hint);
+        if matches!(end, End::Gone | End::Failed(_)) {
+            // What has failed is gone, or in the front end's region.
+            self.trouble.resume();
+        }
         match end {
             End::Stopped | End::Exported => return false,
             End::Gone => {

@@ -7,7 +7,7 @@
 //! A ring that is stopped meanwhile does not wait. What the in-flight region has is left there, so
 //! that the ring's next process, or the ring when it starts again, submits it once more. Where that
 //! cannot be (there is no region, or the machine is about to move and leaves the region behind),
-//! the guest gets an error.
+//! the guest gets an error. A broken ring keeps nothing. The pause ends with the connection.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 

@@ -279,6 +279,12 @@ impl Guest {
         done
     }
 
+    /// Makes a split ring offer more than it has room for.
+    pub(super) fn break_ring(&self) {
+        let avail = self.own.load_u16(AVAIL + 2, Relaxed);
+        self.own.store_u16(AVAIL + 2, avail.wrapping_add(self.num + 1), Release);
+    }
+
     /// Sets after how many further completions the guest wants an interrupt (event index), or
     /// whether it wants interrupts.
     pub(super) fn want_interrupt(&self, after: Option<u16>) {

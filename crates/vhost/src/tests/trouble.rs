@@ -174,3 +174,26 @@ fn a_paused_ring_that_stops_leaves_requests_in_the_region_or_answers_them() {
         }
     });
 }
+
+/// Its requests are dropped; what fails at the device later is neither kept nor submitted again.
+#[test]
+fn a_broken_ring_keeps_nothing() {
+    in_both_forms(async |core, form, _| {
+        if form == Form::Packed {
+            // The same code; a split ring is broken more easily.
+            return;
+        }
+        let mut guest = guest(form);
+        let uri = "delay:write=100ms|error:kind=write&count=2|mem:1M";
+        let device = Bdev::open(&core, uri).await.unwrap();
+        let trouble = Arc::new(Trouble::new(OnError::Pause));
+        let (mut handle, ended) = start_with(&core, "a", &guest, &device, &trouble, None);
+        assert!(guest.add(1, false) && guest.add(3, false));
+        core.sleep_ns(10_000_000).await;
+        guest.break_ring();
+        assert_eq!(completed(&core, &mut guest).await, []);
+        assert!(!trouble.is_paused());
+        handle.send(Command::Stop);
+        assert!(ended.await.broken);
+    });
+}

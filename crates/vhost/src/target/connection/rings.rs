@@ -176,7 +176,7 @@ impl Connection<'_> {
     pub(in crate::target) async fn stop_rings(&mut self, continues: bool) {
         for parts in &mut self.rings {
             if let Some(handle) = &mut parts.handle {
-                handle.send(Command::Stop);
+                handle.send(Command::Leave);
             }
         }
         let target = self.target;

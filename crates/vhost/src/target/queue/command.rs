@@ -42,6 +42,8 @@ pub(crate) enum Command {
     Barrier(#[expect(dead_code, reason = "its drop is the signal")] WaitToken),
     /// Abandon the ring. The token is dropped when nothing of the ring is in flight.
     Abandon(WaitToken),
+    /// Stop, to continue with the in-flight region, or without the front end.
+    Leave,
     Stop,
 }
 

@@ -25,7 +25,8 @@ impl Queue {
         let mut failed = None;
         let on_error = self.trouble.on_error();
         let waits = {
-            let keeps = !self.stopping || self.leaves_failed();
+            // A broken ring has dropped its requests, and submits none again.
+            let keeps = self.ring.broken().is_none() && (!self.stopping || self.leaves_failed());
             move |status| on_error == OnError::Pause && keeps && is_failure(status)
         };
         for mut done in self.done.drain(..) {
@@ -48,6 +49,7 @@ impl Queue {
                 // The rest of a long request begins again with its beginning.
                 if std::mem::replace(&mut self.cuts[usize::from(tag)], Cut::NEW).at < len {
                     self.deferred.retain(|deferred| *deferred != tag);
+                    self.limits.begun();
                 }
                 self.stats.failed(kind, done.status == bdev::Status::NoSpace);
                 failed = Some((tag, done.status));

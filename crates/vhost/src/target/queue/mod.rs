@@ -173,7 +173,7 @@ async fn until_stop(commands: &mut CommandQueue, hold: Option<Hold>) {
         commands.signals.waker.register(cx.waker());
         while let Some(command) = commands.commands.pop() {
             match command {
-                Command::Stop => stops = true,
+                Command::Stop | Command::Leave => stops = true,
                 Command::Abandon(_) => return Poll::Ready(()),
                 _ => {}
             }
@@ -251,6 +251,8 @@ struct Queue {
     failed: Vec<u16>,
     /// The in-flight region has the requests that are not completed.
     recorded: bool,
+    /// The ring continues with that region, here or in another process.
+    leaves: bool,
 }
 
 impl Queue {
@@ -343,6 +345,7 @@ impl Queue {
             trouble: start.trouble,
             failed: Vec::new(),
             recorded,
+            leaves: false,
         };
         Ok((queue, watch))
     }
@@ -392,6 +395,7 @@ impl Queue {
                 self.abandoned = true;
             }
             Command::Stop => self.stopping = true,
+            Command::Leave => (self.stopping, self.leaves) = (true, true),
             Command::Kick(_) | Command::Barrier(_) => {}
         }
     }
@@ -462,9 +466,9 @@ impl Queue {
     }
 
     /// Whether a ring that stops leaves failed requests in the in-flight region. A machine that
-    /// moves leaves the region behind.
+    /// moves leaves the region behind, unless it stays here for now.
     fn leaves_failed(&self) -> bool {
-        self.recorded && self.log.is_none()
+        self.recorded && (self.leaves || self.log.is_none())
     }
 
     /// Whether [`Queue::retry`] would do anything.
@@ -481,7 +485,12 @@ impl Queue {
             let status = RequestStatus::IoError;
             self.finished.extend(self.failed.drain(..).map(|tag| Finished { tag, status }));
         } else {
-            self.deferred.extend(self.failed.drain(..));
+            let now = self.core.now_ns();
+            for tag in self.failed.drain(..) {
+                // The pause was not the device's.
+                self.begun_ns[usize::from(tag)] = now;
+                self.deferred.push_back(tag);
+            }
         }
     }
 
@@ -611,6 +620,11 @@ impl Poller for QueuePoller {
         }
         if queue.can_submit_deferred() || queue.can_retry() {
             return false;
+        }
+        if queue.is_paused() {
+            // Another ring may have paused the disk after this one's turn.
+            queue.core.turn_at(queue.core.now_ns() + ASK_NS);
+            return true;
         }
         if !queue.pops() || !queue.deferred.is_empty() {
             // The device's next completion wakes the core.
