@@ -36,6 +36,8 @@ use crate::task_channel::TaskChannel;
 const PIECE_BYTES: u64 = 512 << 10;
 /// Copies at the same time.
 const LANES: usize = 8;
+/// How long a copy that waits for its rate does not notice another one, in nanoseconds.
+const PAY_NS: u64 = 100_000_000;
 /// The device is asked for the extents of so many bytes, and so many extents, at once.
 const EXTENT_BYTES: u64 = 1 << 30;
 const EXTENTS: usize = 1024;
@@ -53,6 +55,8 @@ pub struct Copy {
     /// When the next piece may begin, and nanoseconds for each byte.
     next_ns: Cell<u64>,
     bytes_per_second: Cell<u64>,
+    /// The number of changes of the rate.
+    changes: Cell<u64>,
 }
 
 impl Copy {
@@ -75,6 +79,7 @@ impl Copy {
             lanes: Cell::new(LANES),
             next_ns: Cell::new(0),
             bytes_per_second: Cell::new(0),
+            changes: Cell::new(0),
         })
     }
 
@@ -96,7 +101,11 @@ impl Copy {
 
     /// Copies at most so many bytes per second; 0 is no limit.
     pub fn limit(&self, bytes_per_second: u64) {
-        self.bytes_per_second.set(bytes_per_second);
+        if self.bytes_per_second.replace(bytes_per_second) != bytes_per_second {
+            // What was paid for at the old rate is forgotten.
+            self.next_ns.set(0);
+            self.changes.set(self.changes.get() + 1);
+        }
     }
 
     /// Marks everything that is to be copied, and makes the target read as zeroes where the device
@@ -177,7 +186,10 @@ impl Copy {
 
     async fn lane(&self, nth: usize, cursor: &Cell<u64>, failed: &RefCell<Option<Error>>) {
         while failed.borrow().is_none() && (nth == 0 || nth < self.lanes.get()) {
-            let Some(taken) = self.map.take(cursor.get()) else { return };
+            let Some(taken) = self.map.take(cursor.get()) else {
+                // The others need not look again.
+                return cursor.set(u64::MAX);
+            };
             cursor.set(taken.first + u64::from(u64::BITS));
             for (first, count) in runs(taken.bits) {
                 let granule = self.map.granule();
@@ -217,8 +229,10 @@ impl Copy {
         let from_ns = self.next_ns.get().max(now_ns);
         let cost_ns = u128::from(len) * 1_000_000_000 / u128::from(rate);
         self.next_ns.set(from_ns.saturating_add(u64::try_from(cost_ns).unwrap_or(u64::MAX)));
-        if from_ns > now_ns {
-            self.core.sleep_ns(from_ns - now_ns).await;
+        let changes = self.changes.get();
+        while self.core.now_ns() < from_ns && self.changes.get() == changes {
+            let left_ns = from_ns - self.core.now_ns();
+            self.core.sleep_ns(left_ns.min(PAY_NS)).await;
         }
     }
 

@@ -139,7 +139,7 @@ fn read_only(from: &str) -> String {
 }
 
 /// A path as a URI has it.
-fn quoted(path: &str) -> String {
+pub fn quoted(path: &str) -> String {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"/._-".contains(&byte);
     let each = |byte: u8| match plain(byte) {
         true => char::from(byte).to_string(),

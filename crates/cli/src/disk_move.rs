@@ -3,16 +3,19 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use bdev::Bdev;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use node::{Request, Size};
+use reactor::DriverKind;
 use serde_json::Value;
 
 use crate::admin::Admin;
 use crate::answer::{array, duration, number, text};
 use crate::args::{DiskMoveArgs, NodeArgs};
-use crate::disk_image::create_image;
+use crate::disk_image::{create_image, quoted};
 use crate::failure::Failure;
 use crate::output::{Out, table};
+use crate::tool_core::on_core;
 
 /// How often a move is looked at.
 const LOOK: Duration = Duration::from_millis(100);
@@ -37,7 +40,9 @@ pub fn run(args: DiskMoveArgs) -> Result<(), Failure> {
             let uri = from_here(&uri)?;
             let made = make_image(&mut admin, &name, &uri)?;
             let request = Request::DiskMove { name: name.clone(), uri, finish: finish_when_ready };
-            admin.call(&request).inspect_err(|_| unmake(made))?
+            admin.call(&request).inspect_err(|_| {
+                made.iter().for_each(|path| unmake(path));
+            })?
         }
         None if finish_when_ready => admin.call(&Request::DiskMoveFinish { name: name.clone() })?,
         None => {
@@ -73,10 +78,18 @@ fn exists(path: &Path) -> bool {
     path.exists()
 }
 
-#[expect(clippy::disallowed_methods, reason = "a tool, on no core")]
-fn unmake(made: Option<PathBuf>) {
-    // Nothing was written to it.
-    let _ = made.map(std::fs::remove_file);
+/// Removes a new image, unless a node has it: its answer may have been lost.
+fn unmake(path: &Path) {
+    let path = path.to_owned();
+    // It cannot be done if the node has it open, and need not be done then.
+    let _ = on_core(DriverKind::Auto, async move |core| {
+        let failed = |error: &dyn std::fmt::Display| Failure::new(error.to_string());
+        let uri = format!("file:{}", quoted(&path.to_string_lossy()));
+        let locked = Bdev::open(&core, &uri).await.map_err(|error| failed(&error))?;
+        let removed = core.remove(&path).await.map_err(|error| failed(&error));
+        drop(locked);
+        removed
+    });
 }
 
 /// Waits until a move has ended, or is ready and not to finish.

@@ -105,9 +105,9 @@ impl Request {
         if self.command == command::WRITE { self.len } else { 0 }
     }
 
-    /// Whether errors must be structured even if the reply has no data: that of a read.
-    pub fn is_read(&self) -> bool {
-        self.command == command::READ
+    /// Whether it says that the client leaves, which has no reply whatever the rules are.
+    pub fn disconnects(&self) -> bool {
+        self.command == command::DISC
     }
 
     /// What it asks for.

@@ -136,11 +136,12 @@ impl Connection {
             Err(why) => why,
         };
         self.dead.set(true);
-        let unsent = self.queue.take();
+        drop(self.queue.take());
         self.socket.shutdown();
+        // Its requests are still at the device, and hold the socket: it counts until they are done.
+        self.changed.wait_until(|| self.outstanding.get() == 0).await;
         self.server.connections.borrow_mut().remove(&self.number);
         self.server.ended.notify_all();
-        drop(unsent);
         let disk = self.disk.borrow().clone().unwrap_or_default();
         let peer = &self.peer;
         match why {
@@ -260,7 +261,7 @@ impl Connection {
                 rules.payload_bytes_max = self.server.budget.payload_bytes_max();
                 request.check(&rules)
             });
-            if checked == Ok(Action::Disconnect) {
+            if request.disconnects() {
                 return Ok(());
             }
             let data = match checked {

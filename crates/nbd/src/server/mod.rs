@@ -161,6 +161,17 @@ impl Server {
         }
     }
 
+    /// Ends the connections of a disk as [`Server::pause`] does. [`Disks::disk`] must not return
+    /// the disk meanwhile. Suspends until nothing of them is in flight, for at most `ns`.
+    /// Returns whether nothing is; what is stays in flight.
+    pub async fn release(&self, disk: &str, ns: u64) -> bool {
+        self.end_connections(|connection| connection.uses(disk).then_some(End::Restart));
+        let ended = self.ended.wait_until(|| self.connections_of(disk) == 0);
+        let _ = timeout(&self.core, ns, ended).await;
+        let volume = self.volumes.borrow().get(disk).and_then(Weak::upgrade);
+        volume.is_none_or(|volume| volume.is_idle())
+    }
+
     /// Ends the use of a disk: later requests fail with `ESHUTDOWN`, and its connections are
     /// closed. Suspends until nothing is in flight at the device, for at most `ns`; what is in
     /// flight then is abandoned. Returns whether nothing was. [`Disks::disk`] must not return the
@@ -195,11 +206,11 @@ impl Server {
 
     /// The volume of a disk, for a connection.
     fn volume(&self, name: &str) -> Result<Rc<Volume>, String> {
+        let disk = self.disks.disk(name).ok_or_else(|| format!("no disk {name}"))?;
         let known = self.volumes.borrow().get(name).and_then(Weak::upgrade);
         if let Some(volume) = known.filter(|volume| !volume.is_closed()) {
             return Ok(volume);
         }
-        let disk = self.disks.disk(name).ok_or_else(|| format!("no disk {name}"))?;
         let volume = Volume::open(&self.core, disk).map_err(|error| error.to_string())?;
         let mut volumes = self.volumes.borrow_mut();
         volumes.retain(|_, volume| volume.strong_count() > 0);

@@ -107,7 +107,6 @@ impl Volume {
         self.transfers.set(self.transfers.get() + 1);
         let _ending = Ending(self);
         let Transfer { kind, offset, len, fua } = transfer;
-        let writes = matches!(kind, Kind::Write | Kind::Discard | Kind::WriteZeroes { .. });
         if kind == Kind::Flush {
             return (self.flush().await, buf);
         }
@@ -118,10 +117,6 @@ impl Volume {
         let whole = len <= piece_bytes;
         let mut at = 0;
         while at < len {
-            // Somebody else may have begun to write while the payload came.
-            if writes && self.is_read_only() {
-                return (Err(Errno::NotPermitted), buf);
-            }
             let piece = (len - at).min(piece_bytes);
             let io = BufIo {
                 kind,
@@ -197,6 +192,10 @@ impl Volume {
     async fn piece(&self, io: BufIo, mut buf: Option<Buf>) -> (Result<(), Errno>, Option<Buf>) {
         let tag = self.next.replace(self.next.get() + 1);
         loop {
+            // While the piece has waited, a machine may have connected.
+            if writes(io.kind) && self.is_read_only() {
+                return (Err(Errno::NotPermitted), buf);
+            }
             {
                 let mut live = self.live.borrow_mut();
                 let Some(live) = live.as_mut().filter(|_| !self.closed.get()) else {
@@ -279,6 +278,11 @@ impl Drop for Ending<'_> {
         self.0.transfers.set(self.0.transfers.get() - 1);
         self.0.ended.notify_all();
     }
+}
+
+/// Whether a request changes the disk.
+fn writes(kind: Kind) -> bool {
+    matches!(kind, Kind::Write | Kind::Discard | Kind::WriteZeroes { .. })
 }
 
 fn outcome(kind: Kind, status: Status) -> Result<(), Errno> {

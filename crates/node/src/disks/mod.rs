@@ -126,6 +126,8 @@ pub(crate) struct Disks {
     nbd: RefCell<Option<Rc<nbd::Server>>>,
     /// Disks that NBD clients cannot use at this moment.
     hidden: RefCell<BTreeSet<String>>,
+    /// Disks that have kept the bitmap of a move that has failed.
+    tracked: RefCell<BTreeSet<String>>,
     /// The moves under way, and the last one of each disk, by the disk's name.
     moves: RefCell<BTreeMap<String, Rc<Move>>>,
     /// Bytes per second of all moves together; 0 is no limit.
@@ -368,7 +370,14 @@ impl Disks {
         let all = self.all.borrow();
         let served = all.iter().filter_map(|disk| {
             let target = disk.serving.as_ref().ok()?.target.clone();
-            Some(Served { spec: disk.spec.clone(), device: target.device().clone(), target })
+            let mut device = target.device();
+            if self.tracked.borrow().contains(&disk.spec.name)
+                && let Some(below) = device.below().cloned()
+            {
+                // The successor needs no bitmap.
+                device = below;
+            }
+            Some(Served { spec: disk.spec.clone(), device, target })
         });
         Ok(served.collect())
     }

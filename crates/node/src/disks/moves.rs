@@ -40,13 +40,15 @@ use crate::mutant::{self, Mutant};
 
 /// How long the requests of a disk may take to end before a switch, and those of NBD clients.
 const QUIESCE_NS: u64 = 2_000_000_000;
-/// Pause before another attempt to switch, between two rounds of a move that is ready, and between
-/// two attempts to write the state directory.
+/// Pause before another attempt to switch, and between two rounds of a move that is ready.
 const AGAIN_NS: u64 = 100_000_000;
-const STATE_AGAIN_NS: u64 = 1_000_000_000;
+/// Attempts to let a disk that has not moved continue without the bitmap.
+const BACK_MAX: u32 = 3;
 /// The rest that is copied while the guest waits: what takes so long, but at least so much.
 const REST_NS: u64 = 2_000_000;
 const REST_BYTES_MIN: u64 = 256 << 10;
+/// Writes of a guest mark at most so many times their bytes.
+const EXPLAINED: u64 = 8;
 /// Rounds without progress before writes are limited, and the lowest limit in bytes per second.
 const STALLED_MAX: u32 = 1;
 const WRITES_MIN: u64 = 256 << 10;
@@ -87,6 +89,8 @@ pub(crate) struct Move {
     abort: Cell<bool>,
     copy: RefCell<Option<Rc<Copy>>>,
     total_bytes: Cell<u64>,
+    /// How much may be left when the guest has to wait.
+    rest_bytes: Cell<u64>,
     /// What the guest may write, in bytes per second; 0 if that is not limited.
     writes_limit: Cell<u64>,
     /// The longest time that the guest has waited.
@@ -159,8 +163,23 @@ impl Move {
 
 /// Refuses a device that the guest could tell from the old one.
 fn fits(old: &Geometry, new: &Geometry) -> Result<(), String> {
-    if new.read_only && !old.read_only {
-        return Err("it is read-only".to_owned());
+    if new.read_only != old.read_only {
+        let is = if new.read_only { "read-only" } else { "not read-only, as the disk is" };
+        return Err(format!("it is {is}"));
+    }
+    // A guest has been told what the disk can do, and so has a front end that connects again.
+    for (what, old, new) in [
+        ("discard", old.discard.then_some(old.discard_max), new.discard.then_some(new.discard_max)),
+        (
+            "write zeroes over",
+            old.write_zeroes.then_some(old.write_zeroes_max),
+            new.write_zeroes.then_some(new.write_zeroes_max),
+        ),
+    ] {
+        if new < old {
+            let (new, old) = (new.unwrap_or(0), old.unwrap_or(0));
+            return Err(format!("a request can {what} {new} bytes, and {old} of the disk"));
+        }
     }
     if new.size_bytes != old.size_bytes {
         let (new, old) = (new.size_bytes, old.size_bytes);
@@ -217,11 +236,18 @@ impl Disks {
         }
         let spec = DiskSpec { uri: uri.to_owned(), ..spec };
         let resources = self.resources()?.clone();
-        let device = resources.open_target(core, &spec).await?;
-        if let Err(why) = fits(&target.device().geometry(), &device.geometry()) {
-            resources.drop_target(name).await;
-            return Err(usage(format!("{uri} does not fit disk {name}: {why}")));
-        }
+        let opened = resources.open_target(core, &spec).await.and_then(|device| {
+            let fits = fits(&target.device().geometry(), &device.geometry());
+            fits.map_err(|why| usage(format!("{uri} does not fit disk {name}: {why}")))?;
+            Ok(device)
+        });
+        let device = match opened {
+            Ok(device) => device,
+            Err(error) => {
+                resources.drop_target(name).await;
+                return Err(error);
+            }
+        };
         tracing::info!(disk = name, to = uri, "moving a disk");
         self.report(core, What::MoveBegun { disk: name.to_owned(), uri: uri.to_owned() });
         let moving = Rc::new(Move {
@@ -231,6 +257,7 @@ impl Disks {
             abort: Cell::new(false),
             copy: RefCell::default(),
             total_bytes: Cell::new(0),
+            rest_bytes: Cell::new(0),
             writes_limit: Cell::new(0),
             pause_us: Cell::new(0),
             began_ns: core.now_ns(),
@@ -374,18 +401,22 @@ impl Disks {
         self.changed.notify_all();
     }
 
-    /// Lets the disk use its old device without the bitmap.
+    /// Lets the disk use its old device without the bitmap. If that is not possible, it keeps the
+    /// bitmap, which does no harm.
     async fn go_back(&self, core: &Core, name: &str, target: &Target, moving: &Move, old: &Bdev) {
-        // Until then it works all the same, and pays for the bitmap. A node that ends needs no
-        // more.
-        while !self.ended.get() {
+        for _ in 0..BACK_MAX {
+            if moving.copy.borrow().is_none() || self.ended.get() {
+                // Nothing has been switched, or nothing is used any more.
+                return;
+            }
             let back = async || Ok(old.clone());
             match self.swap(core, name, target, moving, back).await {
                 Ok(()) => return,
-                Err(error) => tracing::warn!(disk = name, "{error}; it is tried again"),
+                Err(error) => tracing::warn!(disk = name, "{error}: it keeps its bitmap"),
             }
             core.sleep_ns(AGAIN_NS).await;
         }
+        self.tracked.borrow_mut().insert(name.to_owned());
     }
 
     /// Quiesces a disk, and lets it continue with the device that `then` returns; with the one that
@@ -403,7 +434,7 @@ impl Disks {
         self.hidden.borrow_mut().insert(name.to_owned());
         let swapped = async {
             if let Some(server) = self.nbd()
-                && !server.close(name, QUIESCE_NS).await
+                && !server.release(name, QUIESCE_NS).await
             {
                 return Err(system(format!("disk {name}: an NBD client's requests do not end")));
             }
@@ -437,9 +468,9 @@ impl Disks {
     ) -> Result<(), Stop> {
         let tracked = target.device().tracked(core, granule(device.size_bytes())).await?;
         let copy = Rc::new(Copy::new(core, &tracked, device)?);
+        self.swap(core, &spec.name, target, moving, async || Ok(tracked.clone())).await?;
         moving.copy.replace(Some(copy.clone()));
         self.share_rate();
-        self.swap(core, &spec.name, target, moving, async || Ok(tracked.clone())).await?;
         unless_aborted(moving, copy.begin()).await?;
         moving.total_bytes.set(copy.left_bytes());
         let (mut stalled, mut before) = (0, u64::MAX);
@@ -448,18 +479,24 @@ impl Disks {
                 (core.now_ns(), completions(target), written(target));
             let bytes = unless_aborted(moving, copy.pass()).await?;
             let ns = (core.now_ns() - began_ns).max(1);
-            // Others use the disk: leave them room.
-            copy.be_gentle(completions(target) > requests);
+            // Others use the disk: leave them room, unless that takes too long.
+            copy.be_gentle(completions(target) > requests && stalled == 0);
             let per_second = |bytes: u64| bytes.saturating_mul(1_000_000_000) / ns;
             let rate = per_second(bytes);
             let left = copy.left_bytes();
-            if left > (rate.saturating_mul(REST_NS) / 1_000_000_000).max(REST_BYTES_MIN) {
+            let most = (rate.saturating_mul(REST_NS) / 1_000_000_000).max(REST_BYTES_MIN);
+            moving.rest_bytes.set(most);
+            if left > most {
                 moving.set_stage(Stage::Copying);
                 stalled = if left > before / 4 * 3 { stalled + 1 } else { 0 };
                 before = left;
                 if stalled > STALLED_MAX && moving.finish.get() {
                     // Half of what can be copied: each write marks more than it writes.
                     let written = per_second(self::written(target).saturating_sub(written));
+                    if written.saturating_mul(EXPLAINED) < per_second(left) {
+                        // Discards, or a client of NBD: slowing writes down would not help.
+                        continue;
+                    }
                     let limit = u128::from(written) * u128::from(bytes) / u128::from(2 * left);
                     let limit = u64::try_from(limit).unwrap_or(u64::MAX);
                     self.limit_writes(core, &spec.name, target, moving, limit);
@@ -518,6 +555,8 @@ impl Disks {
         copy: &Copy,
     ) -> Result<(), Switch> {
         let resources = self.resources().map_err(Switch::Failed)?;
+        // Most of it is durable before the guest has to wait.
+        copy.flush().await.map_err(|error| Switch::Failed(system(error.to_string())))?;
         let fatal = Cell::new(false);
         let then = async || {
             let failed = |error: bdev::Error| {
@@ -526,20 +565,14 @@ impl Disks {
             };
             copy.be_gentle(false);
             copy.limit(0);
+            if copy.left_bytes() > 4 * moving.rest_bytes.get() {
+                return Err(system(format!("the guest of disk {} has written much", spec.name)));
+            }
             while copy.left_bytes() > 0 && !mutant::is(Mutant::SwitchesBeforeTheLastBlock) {
                 copy.pass().await.map_err(failed)?;
             }
             copy.flush().await.map_err(failed)?;
-            if let Err(error) = resources.moved(spec).await {
-                fatal.set(true);
-                // The old state may be replaced all the same; it must not be used any more when the
-                // guest goes on.
-                while let Err(error) = resources.write_state_again().await {
-                    tracing::error!(disk = spec.name, "the guest waits: {error}");
-                    core.sleep_ns(STATE_AGAIN_NS).await;
-                }
-                return Err(error);
-            }
+            resources.moved(spec).await.inspect_err(|_| fatal.set(true))?;
             Ok(device.clone())
         };
         match self.swap(core, &spec.name, target, moving, then).await {

@@ -30,8 +30,6 @@ pub(crate) enum ToLauncher {
     DropTarget { name: String },
     /// Store that the disk has moved there.
     Moved { name: String },
-    /// Write the state directory again, as it was before a change that has failed.
-    WriteStateAgain,
     /// Remove the name of a disk's socket.
     Close { name: String },
     /// Store a disk that is being attached, for the next start.

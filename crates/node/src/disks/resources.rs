@@ -28,6 +28,10 @@ use crate::patience::{Exclusive, Patience, patiently};
 /// How many events wait for the launcher at most; more are counted.
 const OUTBOX_MAX: usize = 1024;
 
+/// Between two attempts to write the state directory.
+const STATE_AGAIN_NS: u64 = 1_000_000_000;
+const FILE_IN_DOUBT: &str = "the state directory can be written again";
+
 /// A disk that is ready to be served.
 pub(crate) struct Ready {
     pub device: Bdev,
@@ -120,11 +124,23 @@ impl LocalResources {
         }
     }
 
-    /// Writes the state directory again, as it was before a change that has failed.
-    pub async fn write_state_again(&self) -> Result<(), Error> {
-        match &self.state {
-            Some(state) => state.write_again().await.map_err(system),
-            None => Ok(()),
+    /// Stores that a disk has moved. Suspends until that is durable or, if it fails, until the
+    /// state directory certainly has the old device.
+    pub async fn moved(&self, spec: &DiskSpec) -> Result<(), Error> {
+        let kept = self.keep(spec).await;
+        while let Some(state) = self.state.as_ref().filter(|state| state.is_in_doubt()) {
+            tracing::error!(disk = spec.name, "its guest waits until {FILE_IN_DOUBT}");
+            self.core.sleep_ns(STATE_AGAIN_NS).await;
+            // It is tried again.
+            let _ = state.write_again().await;
+        }
+        kept
+    }
+
+    /// Suspends while the state directory may have another device of a disk than it should.
+    pub async fn until_certain(&self) {
+        while self.state.as_ref().is_some_and(State::is_in_doubt) {
+            self.core.sleep_ns(STATE_AGAIN_NS).await;
         }
     }
 
@@ -371,24 +387,13 @@ impl Resources {
     /// durable.
     ///
     /// # Errors
-    /// When it cannot be stored. It may be stored all the same until
-    /// [`Resources::write_state_again`] has succeeded.
+    /// When it cannot be stored; then the next start uses the old device.
     pub async fn moved(&self, spec: &DiskSpec) -> Result<(), Error> {
         match self {
-            Resources::Local(local, _) => local.keep(spec).await,
+            Resources::Local(local, _) => local.moved(spec).await,
             Resources::Launcher(channel, ..) => {
                 let moved = ToLauncher::Moved { name: spec.name.clone() };
                 channel.ask(&moved, &[]).await.map(drop)
-            }
-        }
-    }
-
-    /// Writes the state directory again, as it was before a change that has failed. Suspends.
-    pub async fn write_state_again(&self) -> Result<(), Error> {
-        match self {
-            Resources::Local(local, _) => local.write_state_again().await,
-            Resources::Launcher(channel, ..) => {
-                channel.ask(&ToLauncher::WriteStateAgain, &[]).await.map(drop)
             }
         }
     }

@@ -69,6 +69,7 @@ pub(crate) struct State {
     lock: RefCell<Option<LockGuard>>,
     kept: RefCell<StateFile>,
     writing: Cell<bool>,
+    in_doubt: Cell<bool>,
     /// Notified when a change has been written.
     written: Event,
     released: Cell<bool>,
@@ -125,7 +126,8 @@ impl State {
         };
         let (kept, lock) = (RefCell::new(kept), RefCell::new(Some(lock)));
         let (writing, written, released) = (Cell::new(false), Event::new(), Cell::new(false));
-        Ok(State { dir, lock, kept, writing, written, released })
+        let in_doubt = Cell::new(false);
+        Ok(State { dir, lock, kept, writing, in_doubt, written, released })
     }
 
     /// The open file that holds the lock.
@@ -244,10 +246,23 @@ impl State {
         self.write(&kept).await
     }
 
+    /// Whether the file may have the contents of a change that has failed, until
+    /// [`State::write_again`] has succeeded.
+    pub fn is_in_doubt(&self) -> bool {
+        self.in_doubt.get()
+    }
+
     async fn write(&self, kept: &StateFile) -> Result<(), String> {
         let text = serde_json::to_vec_pretty(kept).map_err(|error| error.to_string())?;
         self.writing.set(true);
-        let written = self.dir.write_small_atomically(FILE, &text).await;
+        let written = match self.dir.replace_small(FILE, &text).await {
+            Ok(()) => {
+                // It has the new contents, and perhaps the old ones again after a power cut.
+                self.in_doubt.set(true);
+                self.dir.sync().await.inspect(|()| self.in_doubt.set(false))
+            }
+            Err(error) => Err(error),
+        };
         self.writing.set(false);
         self.written.notify_all();
         if self.released.get() {

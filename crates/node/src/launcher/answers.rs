@@ -54,7 +54,11 @@ impl Launcher {
                     Err(why) => break tracing::debug!(pid = node.pid.as_raw(), "{why}"),
                 };
                 match question.read() {
-                    Ok(ToLauncher::Open { .. } | ToLauncher::OpenTarget { .. }) => {
+                    Ok(
+                        ToLauncher::Open { .. }
+                        | ToLauncher::OpenTarget { .. }
+                        | ToLauncher::Moved { .. },
+                    ) => {
                         launcher.open(&node, question);
                         continue;
                     }
@@ -168,7 +172,10 @@ impl Launcher {
                 let (text, _) = json_answer(&hello)?;
                 Ok((text, node.line.take().into_iter().chain(metrics).chain(nbd).collect()))
             }
-            ToLauncher::Disks => json_answer(&self.resources.disks()),
+            ToLauncher::Disks => {
+                self.resources.until_certain().await;
+                json_answer(&self.resources.disks())
+            }
             ToLauncher::Serving => {
                 node.set_serving();
                 let process = node.pid.as_raw().unsigned_abs();
@@ -195,15 +202,11 @@ impl Launcher {
             ToLauncher::Moved { name } => {
                 let spec = self.targets.borrow().get(&name).map(|to| to.spec.clone());
                 let spec = spec.ok_or_else(|| unasked(&name, "moved"))?;
-                self.resources.keep(&spec).await?;
+                self.resources.moved(&spec).await?;
                 let to = self.targets.borrow_mut().remove(&name);
                 if let (Some(to), Some(open)) = (to, self.open.borrow_mut().get_mut(&name)) {
                     (open.spec, open.holes, open.memory) = (to.spec, to.holes, to.memory);
                 }
-                json_answer(&())
-            }
-            ToLauncher::WriteStateAgain => {
-                self.resources.write_state_again().await?;
                 json_answer(&())
             }
             ToLauncher::Close { name } => {
@@ -336,8 +339,10 @@ impl Launcher {
             }
         }
         let mut all = self.resources.disks().into_iter();
-        let known = all.find(|Named { spec, .. }| spec.name == name);
-        known.map(|named| named.spec).ok_or_else(|| unasked(name, "opened"))
+        let known = all.find(|Named { spec, .. }| spec.name == name).map(|named| named.spec);
+        // Without a state directory only the launcher remembers an attached disk.
+        let open = || self.open.borrow().get(name).map(|open| open.spec.clone());
+        known.or_else(open).ok_or_else(|| unasked(name, "opened"))
     }
 }
 
