@@ -7,12 +7,12 @@ use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::rc::{Rc, Weak};
 
-use reactor::{Buf, Core, Event, OneshotSender, Poller, PollerSlot, oneshot};
+use reactor::{Buf, Core, Event, OneshotReceiver, OneshotSender, Poller, PollerSlot, oneshot};
 
 use crate::buf_channel::{BufChannel, BufDone, BufIo};
 use crate::device::Bdev;
 use crate::error::Error;
-use crate::io::Status;
+use crate::io::{Full, Status};
 
 /// One core's access to a device, for tasks; see the module text.
 pub struct TaskChannel {
@@ -25,8 +25,7 @@ struct Shared {
     waiting: RefCell<BTreeMap<u64, OneshotSender<BufDone>>>,
     /// The tag of the next request.
     next: Cell<u64>,
-    /// Notified when requests have ended.
-    ended: Event,
+    ended: Rc<Event>,
 }
 
 impl TaskChannel {
@@ -35,33 +34,53 @@ impl TaskChannel {
     /// # Errors
     /// As for [`Bdev::channel`].
     pub fn new(device: &Bdev, core: &Core) -> Result<TaskChannel, Error> {
+        TaskChannel::telling(device, core, Rc::default())
+    }
+
+    /// The same; `ended` is notified when requests have ended.
+    ///
+    /// # Errors
+    /// As for [`Bdev::channel`].
+    pub fn telling(device: &Bdev, core: &Core, ended: Rc<Event>) -> Result<TaskChannel, Error> {
         let shared = Rc::new(Shared {
             channel: RefCell::new(BufChannel::new(device, core)?),
             waiting: RefCell::default(),
             next: Cell::new(0),
-            ended: Event::new(),
+            ended,
         });
         let pump = Pump { shared: Rc::downgrade(&shared), done: Vec::new() };
         Ok(TaskChannel { shared, _poller: core.add_poller(pump) })
     }
 
-    /// Runs a request, whose tag is ignored, and gives its buffer back: see
-    /// [`BufChannel::submit`]. Suspends until it has ended.
-    pub async fn run(&self, io: BufIo, mut buf: Option<Buf>) -> (Status, Option<Buf>) {
+    /// Submits a request, whose tag is ignored: see [`BufChannel::submit`]. The receiver gets its
+    /// end, or learns that the channel was dropped.
+    ///
+    /// # Errors
+    /// When [`QUEUE_DEPTH`](crate::QUEUE_DEPTH) requests are in flight: gives the buffer back.
+    pub fn submit(
+        &self,
+        io: BufIo,
+        buf: Option<Buf>,
+    ) -> Result<OneshotReceiver<BufDone>, (Full, Option<Buf>)> {
         let shared = &self.shared;
         let tag = shared.next.replace(shared.next.get() + 1);
+        shared.channel.borrow_mut().submit(BufIo { tag, ..io }, buf)?;
         let (sender, answer) = oneshot();
         shared.waiting.borrow_mut().insert(tag, sender);
-        loop {
-            let submitted = shared.channel.borrow_mut().submit(BufIo { tag, ..io }, buf);
-            match submitted {
-                Ok(()) => break,
-                Err((crate::Full, back)) => buf = back,
-            }
-            shared.ended.wait().await;
-        }
         // A memory device has completed it.
         shared.poll(&mut Vec::new());
+        Ok(answer)
+    }
+
+    /// Runs a request, and gives its buffer back. Suspends until it has ended.
+    pub async fn run(&self, io: BufIo, mut buf: Option<Buf>) -> (Status, Option<Buf>) {
+        let answer = loop {
+            match self.submit(io, buf) {
+                Ok(answer) => break answer,
+                Err((Full, back)) => buf = back,
+            }
+            self.shared.ended.wait().await;
+        };
         match answer.await {
             Ok(BufDone { status, buf, .. }) => (status, buf),
             Err(reactor::Closed) => (Status::IoError, None),

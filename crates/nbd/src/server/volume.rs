@@ -1,16 +1,15 @@
 //! A [`Volume`]: a disk while clients use it. Its connections share one channel to the device.
 //!
 //! 1. [`Volume::transfer`] cuts a request into pieces, and submits one after the other.
-//! 2. A poller of the core takes the completions, and answers the task that waits.
+//! 2. The channel answers the task that waits ([`TaskChannel`]).
 //! 3. [`Volume::close`] refuses what comes later; [`Volume::abandon`] releases the device, whatever
 //!    is in flight there. The operations in flight hold their buffers until they are done.
 
 use std::cell::{Cell, RefCell};
-use std::collections::BTreeMap;
-use std::rc::{Rc, Weak};
+use std::rc::Rc;
 
-use bdev::{BufChannel, BufDone, BufIo, Kind, Status};
-use reactor::{Buf, Core, Event, OneshotSender, Poller, PollerSlot, oneshot};
+use bdev::{BufDone, BufIo, Kind, Status, TaskChannel};
+use reactor::{Buf, Core, Event};
 
 use super::Disk;
 use crate::{Errno, ExportInfo, Extent, Rules};
@@ -25,22 +24,18 @@ pub struct Volume {
     core: Core,
     /// `None` after [`Volume::abandon`].
     live: RefCell<Option<Live>>,
-    waiting: RefCell<BTreeMap<u64, OneshotSender<BufDone>>>,
-    /// The tag of the next piece.
-    next: Cell<u64>,
     closed: Cell<bool>,
     /// Transfers that have not ended.
     transfers: Cell<usize>,
     /// The device is asked for its extents.
     looks: Cell<bool>,
     /// Notified when a piece, a transfer or such a question has ended.
-    ended: Event,
+    ended: Rc<Event>,
 }
 
 struct Live {
-    channel: BufChannel,
+    channel: TaskChannel,
     disk: Rc<dyn Disk>,
-    _poller: PollerSlot,
 }
 
 /// A request for the device. Offset and length are in bytes.
@@ -57,23 +52,18 @@ impl Volume {
     /// Opens a channel to the disk.
     ///
     /// # Errors
-    /// As for [`BufChannel::new`].
+    /// As for [`TaskChannel::new`].
     pub fn open(core: &Core, disk: Rc<dyn Disk>) -> Result<Rc<Volume>, bdev::Error> {
-        let channel = BufChannel::new(&disk.device(), core)?;
-        let volume = Rc::new(Volume {
+        let ended = Rc::<Event>::default();
+        let channel = TaskChannel::telling(&disk.device(), core, ended.clone())?;
+        Ok(Rc::new(Volume {
             core: core.clone(),
-            live: RefCell::default(),
-            waiting: RefCell::default(),
-            next: Cell::new(0),
+            live: RefCell::new(Some(Live { channel, disk })),
             closed: Cell::new(false),
             transfers: Cell::new(0),
             looks: Cell::new(false),
-            ended: Event::new(),
-        });
-        let pump = Pump { volume: Rc::downgrade(&volume), done: Vec::new() };
-        let live = Live { channel, disk, _poller: core.add_poller(pump) };
-        volume.live.replace(Some(live));
-        Ok(volume)
+            ended,
+        }))
     }
 
     /// What a client may do now, with what it has negotiated.
@@ -160,7 +150,7 @@ impl Volume {
         let _ending = Ending(self);
         self.ended.wait_until(|| !self.looks.get() || self.closed.get()).await;
         let device = match &*self.live.borrow() {
-            Some(live) if !self.closed.get() => live.channel.device().clone(),
+            Some(live) if !self.closed.get() => live.channel.device(),
             _ => return Err(Errno::Shutdown),
         };
         self.looks.set(true);
@@ -190,53 +180,25 @@ impl Volume {
 
     /// Submits a piece, and waits for its end.
     async fn piece(&self, io: BufIo, mut buf: Option<Buf>) -> (Result<(), Errno>, Option<Buf>) {
-        let tag = self.next.replace(self.next.get() + 1);
-        loop {
+        let answer = loop {
             // While the piece has waited, a machine may have connected.
             if writes(io.kind) && self.is_read_only() {
                 return (Err(Errno::NotPermitted), buf);
             }
-            {
-                let mut live = self.live.borrow_mut();
-                let Some(live) = live.as_mut().filter(|_| !self.closed.get()) else {
-                    return (Err(Errno::Shutdown), buf);
-                };
-                match live.channel.submit(BufIo { tag, ..io }, buf) {
-                    Ok(()) => break,
-                    Err((bdev::Full, back)) => buf = back,
-                }
+            let submitted = match &*self.live.borrow() {
+                Some(live) if !self.closed.get() => live.channel.submit(io, buf),
+                _ => return (Err(Errno::Shutdown), buf),
+            };
+            match submitted {
+                Ok(answer) => break answer,
+                Err((bdev::Full, back)) => buf = back,
             }
             self.ended.wait().await;
-        }
-        let (sender, answer) = oneshot();
-        self.waiting.borrow_mut().insert(tag, sender);
-        // A memory device has completed it.
-        self.poll(&mut Vec::new());
+        };
         match answer.await {
             Ok(BufDone { status, buf, .. }) => (outcome(io.kind, status), buf),
             Err(reactor::Closed) => (Err(Errno::Shutdown), None),
         }
-    }
-
-    /// Answers the tasks whose pieces have completed; true if there was one.
-    fn poll(&self, done: &mut Vec<BufDone>) -> bool {
-        if let Some(live) = &mut *self.live.borrow_mut() {
-            live.channel.poll(done);
-        }
-        let any = !done.is_empty();
-        for done in done.drain(..) {
-            let sender = self.waiting.borrow_mut().remove(&done.tag);
-            // A task of a stopping core may have gone.
-            let _ = sender.map(|sender| sender.send(done));
-        }
-        if any {
-            self.ended.notify_all();
-        }
-        any
-    }
-
-    fn ready(&self) -> bool {
-        self.live.borrow().as_ref().is_some_and(|live| live.channel.ready())
     }
 
     /// Refuses all later requests with [`Errno::Shutdown`].
@@ -263,9 +225,7 @@ impl Volume {
     /// Releases the device. Requests in flight fail with [`Errno::Shutdown`].
     pub fn abandon(&self) {
         self.close();
-        let live = self.live.take();
-        let waiting = self.waiting.take();
-        drop((live, waiting));
+        drop(self.live.take());
         self.ended.notify_all();
     }
 }
@@ -317,26 +277,4 @@ pub fn describe(disk: &dyn Disk, payload_bytes_max: u32) -> ExportInfo {
         payload_bytes_max,
         description: String::new(),
     }
-}
-
-/// Takes the completions of a volume in every turn of the core.
-struct Pump {
-    volume: Weak<Volume>,
-    done: Vec<BufDone>,
-}
-
-impl Poller for Pump {
-    fn poll(&mut self) -> bool {
-        self.volume.upgrade().is_some_and(|volume| volume.poll(&mut self.done))
-    }
-
-    fn pure_check(&mut self) -> bool {
-        self.volume.upgrade().is_some_and(|volume| volume.ready())
-    }
-
-    fn arm(&mut self) -> bool {
-        !self.pure_check()
-    }
-
-    fn disarm(&mut self) {}
 }
