@@ -58,10 +58,24 @@ pub(crate) enum Device {
     Null(NullDevice),
     Mem(MemDevice),
     File(FileDevice),
-    Failing { over: Bdev, failures: Failures },
-    Delay { over: Bdev, ns: [(u64, u64); 5] },
-    Limit { over: Bdev, limit: Limit },
-    Dirty { over: Bdev, map: Arc<DirtyMap> },
+    Failing {
+        over: Bdev,
+        failures: Failures,
+    },
+    Delay {
+        over: Bdev,
+        ns: [(u64, u64); 5],
+    },
+    Limit {
+        over: Bdev,
+        limit: Limit,
+    },
+    /// Named in the URI, or made by [`Bdev::tracked`].
+    Dirty {
+        over: Bdev,
+        map: Arc<DirtyMap>,
+        named: bool,
+    },
 }
 
 impl Device {
@@ -146,7 +160,7 @@ impl Bdev {
                         Some(open) => DirtyMap::take_over(open, granule, size_bytes)?,
                         None => DirtyMap::open(core, path.as_deref(), granule, size_bytes).await?,
                     };
-                    Device::Dirty { over, map: Arc::new(map) }
+                    Device::Dirty { over, map: Arc::new(map), named: true }
                 }
             };
             over = Bdev::new(geometry, device);
@@ -243,7 +257,16 @@ impl Bdev {
     pub async fn tracked(&self, core: &Core, granule: u64) -> Result<Bdev, Error> {
         let geometry = self.geometry();
         let map = DirtyMap::open(core, None, granule, geometry.size_bytes).await?;
-        Ok(Bdev::new(geometry, Device::Dirty { over: self.clone(), map: Arc::new(map) }))
+        let (over, map) = (self.clone(), Arc::new(map));
+        Ok(Bdev::new(geometry, Device::Dirty { over, map, named: false }))
+    }
+
+    /// The device without the bitmaps of [`Bdev::tracked`]: the one that its URI names.
+    pub fn untracked(&self) -> Bdev {
+        match self.device() {
+            Device::Dirty { over, named: false, .. } => over.untracked(),
+            _ => self.clone(),
+        }
     }
 
     /// The device below the outermost layer, if there is one.

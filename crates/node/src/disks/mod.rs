@@ -126,8 +126,6 @@ pub(crate) struct Disks {
     nbd: RefCell<Option<Rc<nbd::Server>>>,
     /// Disks that NBD clients cannot use at this moment.
     hidden: RefCell<BTreeSet<String>>,
-    /// Disks that have kept the bitmap of a move that has failed.
-    tracked: RefCell<BTreeSet<String>>,
     /// The moves under way, and the last one of each disk, by the disk's name.
     moves: RefCell<BTreeMap<String, Rc<Move>>>,
     /// Bytes per second of all moves together; 0 is no limit.
@@ -370,13 +368,8 @@ impl Disks {
         let all = self.all.borrow();
         let served = all.iter().filter_map(|disk| {
             let target = disk.serving.as_ref().ok()?.target.clone();
-            let mut device = target.device();
-            if self.tracked.borrow().contains(&disk.spec.name)
-                && let Some(below) = device.below().cloned()
-            {
-                // The successor needs no bitmap.
-                device = below;
-            }
+            // The successor needs no bitmap that a failed move has left.
+            let device = target.device().untracked();
             Some(Served { spec: disk.spec.clone(), device, target })
         });
         Ok(served.collect())

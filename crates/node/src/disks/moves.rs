@@ -369,7 +369,7 @@ impl Disks {
         target: Rc<Target>,
         moving: Rc<Move>,
     ) {
-        let old = target.device();
+        let old = target.device().untracked();
         let moved = self.carry_out(core, &spec, &device, &target, &moving).await;
         target.limit_writes(0);
         moving.writes_limit.set(0);
@@ -412,11 +412,10 @@ impl Disks {
             let back = async || Ok(old.clone());
             match self.swap(core, name, target, moving, back).await {
                 Ok(()) => return,
-                Err(error) => tracing::warn!(disk = name, "{error}: it keeps its bitmap"),
+                Err(error) => tracing::warn!(disk = name, "{error}; it has its bitmap for now"),
             }
             core.sleep_ns(AGAIN_NS).await;
         }
-        self.tracked.borrow_mut().insert(name.to_owned());
     }
 
     /// Quiesces a disk, and lets it continue with the device that `then` returns; with the one that
@@ -466,7 +465,8 @@ impl Disks {
         target: &Target,
         moving: &Move,
     ) -> Result<(), Stop> {
-        let tracked = target.device().tracked(core, granule(device.size_bytes())).await?;
+        let old = target.device().untracked();
+        let tracked = old.tracked(core, granule(device.size_bytes())).await?;
         let copy = Rc::new(Copy::new(core, &tracked, device)?);
         self.swap(core, &spec.name, target, moving, async || Ok(tracked.clone())).await?;
         moving.copy.replace(Some(copy.clone()));
