@@ -23,6 +23,26 @@ pub enum Kind {
     },
 }
 
+/// The names of the kinds, in the order of [`Kind::index`].
+pub(crate) const KINDS: [&str; 5] = ["read", "write", "flush", "discard", "zeroes"];
+
+impl Kind {
+    pub(crate) fn index(self) -> usize {
+        match self {
+            Kind::Read => 0,
+            Kind::Write => 1,
+            Kind::Flush => 2,
+            Kind::Discard => 3,
+            Kind::WriteZeroes { .. } => 4,
+        }
+    }
+
+    /// Its name, as URIs have it.
+    pub fn name(self) -> &'static str {
+        KINDS[self.index()]
+    }
+}
+
 /// A request.
 #[derive(Clone, Copy, Debug)]
 pub struct Io<'a> {

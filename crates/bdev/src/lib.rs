@@ -59,4 +59,4 @@ pub use task_channel::TaskChannel;
 #[cfg(feature = "testing")]
 #[doc(hidden)]
 pub use uri::fuzz as fuzz_uri;
-pub use uri::{image_of, parse_rate, uri_under};
+pub use uri::{file_uri, image_of, parse_rate, uri_under};

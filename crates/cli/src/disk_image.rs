@@ -3,13 +3,13 @@
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use bdev::{Bdev, Copy};
+use bdev::{Bdev, Copy, file_uri};
 use clap::ValueEnum;
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use node::Size;
 use reactor::{Core, DriverKind, Mode, Opening};
 
 use crate::failure::Failure;
+use crate::output::progress_bar;
 use crate::tool_core::on_core;
 
 /// An image's size is a multiple of this.
@@ -132,20 +132,10 @@ pub fn create_from(path: PathBuf, from: &str, size: Option<Size>) -> Result<(), 
 fn read_only(from: &str) -> String {
     let uri = match from.starts_with("file:") {
         true => from.to_owned(),
-        false => format!("file:{}", quoted(from)),
+        false => file_uri(Path::new(from)),
     };
     let separator = if uri.contains('?') { '&' } else { '?' };
     format!("{uri}{separator}readonly=on")
-}
-
-/// A path as a URI has it.
-pub fn quoted(path: &str) -> String {
-    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"/._-".contains(&byte);
-    let each = |byte: u8| match plain(byte) {
-        true => char::from(byte).to_string(),
-        false => format!("%{byte:02X}"),
-    };
-    path.bytes().map(each).collect()
 }
 
 /// Lets the new file share the blocks of the other one, where the file system can (XFS, Btrfs).
@@ -164,16 +154,13 @@ fn is_clone(uri: &str, path: &Path, size: u64) -> std::io::Result<bool> {
 
 /// Copies data and holes.
 async fn copy(core: &Core, source: &Bdev, path: &Path) -> Result<(), bdev::Error> {
-    let uri = format!("file:{}", quoted(&path.to_string_lossy()));
-    let target = Bdev::open(core, &uri).await?;
+    let target = Bdev::open(core, &file_uri(path)).await?;
     let tracked = source.tracked(core, GRANULE).await?;
     let copy = Copy::new(core, &tracked, &target)?;
     copy.begin().await?;
     let total = copy.left_bytes();
-    let template = "copying {bar:40} {bytes} of {total_bytes}, {bytes_per_sec}, {eta} left";
-    let style = ProgressStyle::with_template(template).expect("a valid template");
-    let target = ProgressDrawTarget::stderr_with_hz(5);
-    let bar = ProgressBar::with_draw_target(Some(total), target).with_style(style);
+    let bar = progress_bar("copying");
+    bar.set_length(total);
     let mut pass = std::pin::pin!(copy.pass());
     loop {
         match reactor::timeout(core, SHOW_NS, pass.as_mut()).await {

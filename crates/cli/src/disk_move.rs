@@ -3,8 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use bdev::Bdev;
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use bdev::{Bdev, file_uri};
 use node::{Request, Size};
 use reactor::DriverKind;
 use serde_json::Value;
@@ -12,9 +11,9 @@ use serde_json::Value;
 use crate::admin::Admin;
 use crate::answer::{array, duration, number, text};
 use crate::args::{DiskMoveArgs, NodeArgs};
-use crate::disk_image::{create_image, quoted};
+use crate::disk_image::create_image;
 use crate::failure::Failure;
-use crate::output::{Out, table};
+use crate::output::{Out, progress_bar, table};
 use crate::tool_core::on_core;
 
 /// How often a move is looked at.
@@ -84,8 +83,7 @@ fn unmake(path: &Path) {
     // It cannot be done if the node has it open, and need not be done then.
     let _ = on_core(DriverKind::Auto, async move |core| {
         let failed = |error: &dyn std::fmt::Display| Failure::new(error.to_string());
-        let uri = format!("file:{}", quoted(&path.to_string_lossy()));
-        let locked = Bdev::open(&core, &uri).await.map_err(|error| failed(&error))?;
+        let locked = Bdev::open(&core, &file_uri(&path)).await.map_err(|error| failed(&error))?;
         let removed = core.remove(&path).await.map_err(|error| failed(&error));
         drop(locked);
         removed
@@ -95,15 +93,11 @@ fn unmake(path: &Path) {
 /// Waits until a move has ended, or is ready and not to finish.
 #[expect(clippy::disallowed_methods, reason = "a tool that waits for a node")]
 fn wait(admin: &mut Admin, name: String, node: &NodeArgs) -> Result<(), Failure> {
-    let template = "{msg} [{bar:30}] {bytes} of {total_bytes} {bytes_per_sec}";
-    let style = ProgressStyle::with_template(template).expect("a valid template");
-    let target = ProgressDrawTarget::stderr_with_hz(5);
-    let bar = ProgressBar::with_draw_target(Some(0), target).with_style(style);
+    let bar = progress_bar("moving");
     loop {
         let answer = admin.call(&Request::DiskMoves { name: Some(name.clone()) })?;
         let moving = array(&answer, "moves").first().cloned().unwrap_or_default();
         let (left, copied) = (number(&moving, "left_bytes"), number(&moving, "copied_bytes"));
-        bar.set_message(text(&moving, "stage"));
         bar.set_length(copied + left);
         bar.set_position(copied);
         match moving["stage"].as_str() {

@@ -6,6 +6,7 @@
 use std::io::{self, BufWriter, IsTerminal, Write};
 use std::path::Path;
 
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde_json::{Map, Value, json};
 
 /// Why printing stopped.
@@ -24,6 +25,14 @@ impl From<io::Error> for Stop {
             _ => Stop::Failed(error),
         }
     }
+}
+
+/// A progress bar of bytes on standard error. Hidden unless that is a terminal.
+pub fn progress_bar(what: &str) -> ProgressBar {
+    let template =
+        format!("{what} {{bar:40}} {{bytes}} of {{total_bytes}}, {{bytes_per_sec}}, {{eta}} left");
+    let style = ProgressStyle::with_template(&template).expect("the template is right");
+    ProgressBar::with_draw_target(Some(0), ProgressDrawTarget::stderr_with_hz(5)).with_style(style)
 }
 
 /// Buffered standard output, or a file.

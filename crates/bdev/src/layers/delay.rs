@@ -11,7 +11,6 @@ use reactor::Core;
 
 use crate::channel::Channel;
 use crate::io::{Done, Io, QUEUE_DEPTH, Status};
-use crate::layers::failing::kind_index;
 
 pub(crate) struct DelayChannel {
     pub over: Channel,
@@ -53,7 +52,7 @@ impl DelayChannel {
         let full = Done { tag: io.tag, status: Status::IoError };
         // Unreachable, here and below: there are as many slots as the channel above takes requests.
         let Some(slot) = self.free.pop() else { return done.push(full) };
-        let kind = kind_index(io.kind) as u8;
+        let kind = io.kind.index() as u8;
         self.slots[slot as usize] = Slot { tag: io.tag, kind, status: Status::Ok };
         // SAFETY: by this function's contract.
         if unsafe { self.over.submit(&Io { tag: slot.into(), ..*io }) }.is_err() {

@@ -9,17 +9,6 @@ use crate::channel::Channel;
 use crate::io::{Done, Io, Kind, Status};
 use crate::uri::Failures;
 
-/// The index of a kind in [`crate::uri::KINDS`].
-pub(crate) fn kind_index(kind: Kind) -> usize {
-    match kind {
-        Kind::Read => 0,
-        Kind::Write => 1,
-        Kind::Flush => 2,
-        Kind::Discard => 3,
-        Kind::WriteZeroes { .. } => 4,
-    }
-}
-
 pub(crate) struct FailingChannel {
     pub over: Channel,
     core: Core,
@@ -54,7 +43,7 @@ impl FailingChannel {
         let of = &self.failures;
         let touches = io.kind == Kind::Flush
             || (io.offset < of.range.end && of.range.start < io.offset.saturating_add(io.len));
-        if !of.kinds[kind_index(io.kind)] || !touches || self.failed >= of.count {
+        if !of.kinds[io.kind.index()] || !touches || self.failed >= of.count {
             return false;
         }
         self.seen += 1;

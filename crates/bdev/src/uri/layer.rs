@@ -3,8 +3,9 @@
 use std::path::PathBuf;
 
 use super::params::{Params, count, duration, size};
-use super::{DELAY_MAX_NS, Failures, KINDS, Layer, scheme};
+use super::{DELAY_MAX_NS, Failures, Layer, scheme};
 use crate::error::Error;
+use crate::io::KINDS;
 use crate::io::Status;
 use crate::layers::limit::Rates;
 

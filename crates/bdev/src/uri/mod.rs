@@ -62,9 +62,6 @@ pub(crate) enum Base {
     },
 }
 
-/// The kinds of requests to which a layer can apply.
-pub(crate) const KINDS: [&str; 5] = ["read", "write", "flush", "discard", "zeroes"];
-
 /// A device over another device.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Layer {
@@ -226,14 +223,19 @@ pub fn uri_under(uri: &str, dir: &Path) -> String {
     if path.starts_with(['/', '?']) || path.is_empty() || quoted_root {
         return uri.to_owned();
     }
-    let mut whole = format!("{}file:", &uri[..device]);
-    for &byte in dir.as_os_str().as_bytes() {
+    format!("{}{}/{path}", &uri[..device], file_uri(dir))
+}
+
+/// The URI of a file.
+pub fn file_uri(path: &Path) -> String {
+    let mut uri = "file:".to_owned();
+    for &byte in path.as_os_str().as_bytes() {
         match byte {
-            b'%' | b'|' | b'?' | 0..=b' ' | 0x7f.. => whole.push_str(&format!("%{byte:02X}")),
-            byte => whole.push(char::from(byte)),
+            b'%' | b'|' | b'?' | 0..=b' ' | 0x7f.. => uri.push_str(&format!("%{byte:02X}")),
+            byte => uri.push(char::from(byte)),
         }
     }
-    whole + "/" + path
+    uri
 }
 
 /// The path of the image, if the device below all layers is a file.

@@ -14,13 +14,13 @@ use node::{Request, Size};
 use reactor::{Class, Core, timeout};
 use serde_json::{Value, json};
 
-use super::copies::{failure, open_closed, print, progress_bar, show};
+use super::copies::{failure, open_closed, print, show};
 use super::key_argument;
 use crate::admin::Admin;
 use crate::answer::number;
 use crate::args::CompactArgs;
 use crate::failure::{Failure, Verdict};
-use crate::output::{hex, thousands};
+use crate::output::{hex, progress_bar, thousands};
 use crate::tool_core::on_cores;
 
 /// The time between two steps of the progress bar.

@@ -4,7 +4,7 @@
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use indicatif::ProgressBar;
 use lsm::{
     BackupDir, Checkpoint, CreatedBackup, Db, FileList, OpenOptions, RestoredBackup, Transfer,
     WriteOptions, Writer,
@@ -18,7 +18,7 @@ use super::destination::{new_directory, refuse_nested};
 use super::original::Files;
 use crate::args::{BackupCommand, Backups, CheckpointArgs, Copying, Original, RestoreArgs};
 use crate::failure::{Failure, Verdict};
-use crate::output::{Out, table, thousands};
+use crate::output::{Out, progress_bar, table, thousands};
 use crate::tool_core::{POOL_BYTES, on_core};
 
 /// `kv checkpoint`.
@@ -285,14 +285,6 @@ pub fn print(json: bool, summary: &Value, text: &str) -> Result<(), Failure> {
         false => out.line(text)?,
     }
     Ok(out.flush()?)
-}
-
-/// A progress bar on standard error. Hidden unless that is a terminal.
-pub fn progress_bar(what: &str) -> ProgressBar {
-    let template =
-        format!("{what} {{bar:40}} {{bytes}} of {{total_bytes}}, {{bytes_per_sec}}, {{eta}} left");
-    let style = ProgressStyle::with_template(&template).expect("the template is right");
-    ProgressBar::with_draw_target(Some(0), ProgressDrawTarget::stderr_with_hz(5)).with_style(style)
 }
 
 pub fn show(bar: &ProgressBar, done: u64, total: u64) {

@@ -2,7 +2,6 @@
 
 use std::path::PathBuf;
 
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use lsm::{CfId, Db, IterOptions, OpenOptions};
 use reactor::Core;
 
@@ -10,7 +9,7 @@ use super::listing::{Listed, Listing, Printer};
 use super::print::value;
 use crate::args::{Entries, Source};
 use crate::failure::{Failure, Verdict};
-use crate::output::Out;
+use crate::output::{Out, progress_bar};
 use crate::style::Style;
 use crate::tool_core::{POOL_BYTES, on_core};
 
@@ -137,7 +136,7 @@ pub fn check(source: Source) -> Result<Verdict, Failure> {
     on_core(io, async move |core| {
         let path = source.location.data.clone().expect("the parser requires a place");
         let options = OpenOptions { secondary: source.secondary, ..OpenOptions::default() };
-        let bar = progress_bar();
+        let bar = progress_bar("checking");
         let report = lsm::check(&core, &path, &options, |done, total| {
             bar.set_length(total);
             bar.set_position(done);
@@ -154,13 +153,4 @@ pub fn check(source: Source) -> Result<Verdict, Failure> {
         out.flush()?;
         Ok(if report.damages.is_empty() { Verdict::Good } else { Verdict::Bad })
     })
-}
-
-/// A progress bar on standard error. Hidden unless that is a terminal.
-fn progress_bar() -> ProgressBar {
-    let style = ProgressStyle::with_template(
-        "checking {bar:40} {bytes} of {total_bytes}, {bytes_per_sec}, {eta} left",
-    )
-    .expect("the template is right");
-    ProgressBar::with_draw_target(Some(0), ProgressDrawTarget::stderr_with_hz(5)).with_style(style)
 }

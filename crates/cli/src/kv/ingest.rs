@@ -11,12 +11,12 @@ use node::Size;
 use reactor::Core;
 use serde_json::{Value, json};
 
-use super::copies::{failure, open_closed, print, progress_bar, show};
+use super::copies::{failure, open_closed, print, show};
 use crate::admin::Admin;
 use crate::answer::{array, number};
 use crate::args::{IngestArgs, Original};
 use crate::failure::{Failure, Verdict};
-use crate::output::thousands;
+use crate::output::{progress_bar, thousands};
 use crate::tool_core::on_core;
 
 /// How often the node hears of the command while it copies.

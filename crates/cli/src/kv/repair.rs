@@ -7,10 +7,10 @@ use lsm::{Loss, OpenOptions, RepairReport};
 use node::Size;
 use serde_json::{Value, json};
 
-use super::copies::{print, progress_bar, show};
+use super::copies::{print, show};
 use crate::args::Source;
 use crate::failure::{Failure, Verdict};
-use crate::output::{hex, thousands};
+use crate::output::{hex, progress_bar, thousands};
 use crate::tool_core::on_core;
 
 /// Runs the command.

@@ -7,7 +7,6 @@
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 
-use bdev::Kind;
 use reactor::{Core, Event, timeout};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -106,14 +105,7 @@ impl What {
             DiskEvent::Closed { pid, why } => What::ConnectionClosed { disk, process: pid, why },
             DiskEvent::RingBroken { ring, why } => What::RingBroken { disk, ring, why },
             DiskEvent::DeviceError { ring, kind, offset, len, no_space } => {
-                let request = match kind {
-                    Kind::Read => "read",
-                    Kind::Write => "write",
-                    Kind::Flush => "flush",
-                    Kind::Discard => "discard",
-                    Kind::WriteZeroes { .. } => "zeroes",
-                };
-                let (request, why) = (request.to_owned(), reason(no_space));
+                let (request, why) = (kind.name().to_owned(), reason(no_space));
                 What::DeviceError { disk, ring, request, offset, bytes: len, why }
             }
             DiskEvent::Paused { no_space } => What::Paused { disk, why: reason(no_space) },

@@ -30,7 +30,6 @@ const OUTBOX_MAX: usize = 1024;
 
 /// Between two attempts to write the state directory.
 const STATE_AGAIN_NS: u64 = 1_000_000_000;
-const FILE_IN_DOUBT: &str = "the state directory can be written again";
 
 /// A disk that is ready to be served.
 pub(crate) struct Ready {
@@ -129,7 +128,10 @@ impl LocalResources {
     pub async fn moved(&self, spec: &DiskSpec) -> Result<(), Error> {
         let kept = self.keep(spec).await;
         while let Some(state) = self.state.as_ref().filter(|state| state.is_in_doubt()) {
-            tracing::error!(disk = spec.name, "its guest waits until {FILE_IN_DOUBT}");
+            tracing::error!(
+                disk = spec.name,
+                "its guest waits until the state directory can be written again"
+            );
             self.core.sleep_ns(STATE_AGAIN_NS).await;
             // It is tried again.
             let _ = state.write_again().await;

@@ -267,9 +267,7 @@ impl Launcher {
     /// Opens the device to which a disk is to be moved.
     async fn open_target(&self, spec: &DiskSpec) -> Result<(Vec<u8>, Vec<OwnedFd>), Error> {
         let Parts { descriptors, holes } = self.resources.parts(spec).await?;
-        let is_memory = bdev::image_of(&spec.uri).is_none();
-        let memory = if is_memory { copies(&descriptors) } else { Ok(Vec::new()) };
-        let memory = memory
+        let memory = memory_of(spec, &descriptors)
             .map_err(|error| Error::new(Kind::System, format!("disk {}: {error}", spec.name)))?;
         let to = MoveTarget { spec: spec.clone(), holes, memory };
         self.targets.borrow_mut().insert(spec.name.clone(), to);
@@ -298,9 +296,7 @@ impl Launcher {
             Some((door, ..)) => door,
             None => FrontDoor::new(&self.core, &spec.name, self.resources.listen(spec).await?),
         };
-        let is_memory = bdev::image_of(&spec.uri).is_none();
-        let memory =
-            if is_memory { copies(&parts.descriptors).map_err(failed)? } else { Vec::new() };
+        let memory = memory_of(spec, &parts.descriptors).map_err(failed)?;
         let write_cache = self.resources.write_cache(&spec.socket);
         let holes = parts.holes;
         let (text, _) = json_answer(&Opened { holes, write_cache })?;
@@ -343,6 +339,14 @@ impl Launcher {
         // Without a state directory only the launcher remembers an attached disk.
         let open = || self.open.borrow().get(name).map(|open| open.spec.clone());
         known.or_else(open).ok_or_else(|| unasked(name, "opened"))
+    }
+}
+
+/// The descriptors of a device that is memory, which outlives the node.
+fn memory_of(spec: &DiskSpec, descriptors: &[OwnedFd]) -> std::io::Result<Vec<OwnedFd>> {
+    match bdev::image_of(&spec.uri) {
+        Some(_) => Ok(Vec::new()),
+        None => copies(descriptors),
     }
 }
 
