@@ -46,7 +46,7 @@ use crate::driver::sim::SimDriver;
 use crate::driver::{Completion, Driver, Fd};
 use crate::flow::{Board, Flow, FlowReport};
 use crate::idle::{Idle, PollMode};
-use crate::io::net::Listener;
+use crate::io::net::{Listener, Socket};
 use crate::memory::buf::{Buf, Pool, Promise};
 use crate::mesh::Mesh;
 use crate::op::Ops;
@@ -339,6 +339,15 @@ impl Core {
     /// As for [`Core::listen`].
     pub fn listen_alone(&self, addr: SocketAddr) -> io::Result<Listener> {
         Listener::bind(self, addr, false)
+    }
+
+    /// Begins a connection to `addr`. Its first send waits until the connection is made, and tells
+    /// if it is refused; nobody limits that time.
+    ///
+    /// # Errors
+    /// As the system gives them, if it can tell at once.
+    pub fn connect(&self, addr: SocketAddr) -> io::Result<Socket> {
+        Socket::connect(self, addr)
     }
 
     /// Asks for a turn at the time `at_ns` of [`Core::now_ns`]'s clock or before, in which all

@@ -174,6 +174,10 @@ impl SimDriver {
         self.state.borrow_mut().listen(addr, alone)
     }
 
+    pub fn connect(&mut self, addr: SocketAddr) -> io::Result<Fd> {
+        self.state.borrow_mut().connect(addr)
+    }
+
     pub fn address(&mut self, fd: i32, remote: bool) -> io::Result<SocketAddr> {
         self.state.borrow_mut().address(fd, remote)
     }

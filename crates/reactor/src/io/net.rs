@@ -75,14 +75,7 @@ pub fn listen(addr: SocketAddr, shared_port: bool) -> io::Result<OwnedFd> {
 /// # Errors
 /// As for [`listen`]; `AddrInUse` if somebody listens there.
 pub fn bind(addr: SocketAddr, shared_port: bool) -> io::Result<OwnedFd> {
-    let family = if addr.is_ipv4() { libc::AF_INET } else { libc::AF_INET6 };
-    // SAFETY: takes no pointers.
-    let fd = unsafe { libc::socket(family, libc::SOCK_STREAM | libc::SOCK_CLOEXEC, 0) };
-    if fd < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    // SAFETY: a new descriptor that nobody else owns.
-    let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+    let fd = stream(addr, 0)?;
     set_option(&fd, libc::SOL_SOCKET, libc::SO_REUSEADDR, 1)?;
     if shared_port {
         set_option(&fd, libc::SOL_SOCKET, libc::SO_REUSEPORT, 1)?;
@@ -93,6 +86,41 @@ pub fn bind(addr: SocketAddr, shared_port: bool) -> io::Result<OwnedFd> {
         return Err(io::Error::last_os_error());
     }
     Ok(fd)
+}
+
+/// Begins a connection to `addr`, for another process or a core: see [`Socket::from_fd`]. Does not
+/// wait for the other side.
+///
+/// # Errors
+/// As the system gives them, if it can tell at once.
+pub fn connect(addr: SocketAddr) -> io::Result<OwnedFd> {
+    let fd = stream(addr, libc::SOCK_NONBLOCK)?;
+    let (storage, len) = to_sockaddr(addr);
+    // SAFETY: `storage` is a live, initialised sockaddr of at least `len` bytes.
+    if unsafe { libc::connect(fd.as_raw_fd(), (&raw const storage).cast(), len) } != 0 {
+        let error = io::Error::last_os_error();
+        if error.raw_os_error() != Some(libc::EINPROGRESS) {
+            return Err(error);
+        }
+    }
+    // An operation of io_uring waits only on a socket without the flag.
+    // SAFETY: takes no pointers.
+    if unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_SETFL, 0) } != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(fd)
+}
+
+/// A new socket of the family of `addr`.
+fn stream(addr: SocketAddr, flags: i32) -> io::Result<OwnedFd> {
+    let family = if addr.is_ipv4() { libc::AF_INET } else { libc::AF_INET6 };
+    // SAFETY: takes no pointers.
+    let fd = unsafe { libc::socket(family, libc::SOCK_STREAM | libc::SOCK_CLOEXEC | flags, 0) };
+    if fd < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: a new descriptor that nobody else owns.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
 /// A listening socket of one core.
@@ -164,6 +192,27 @@ impl Socket {
     /// Wraps a connected stream socket.
     pub(crate) fn new(core: &Core, fd: Fd) -> Socket {
         Socket(Rc::new(SocketInner { fd, core: core.clone() }))
+    }
+
+    /// Takes a connection that was begun by [`connect`], here or in another process. Its first
+    /// send waits until it is made, and tells if it is refused; nobody limits that time.
+    ///
+    /// # Errors
+    /// `Unsupported` in a simulated world.
+    pub fn from_fd(core: &Core, fd: OwnedFd) -> io::Result<Socket> {
+        if core.is_simulated() {
+            return Err(io::ErrorKind::Unsupported.into());
+        }
+        set_option(&fd, libc::IPPROTO_TCP, libc::TCP_NODELAY, 1).ok();
+        Ok(Socket::new(core, Fd::Host(fd)))
+    }
+
+    /// Begins a connection: see [`Core::connect`].
+    pub(crate) fn connect(core: &Core, addr: SocketAddr) -> io::Result<Socket> {
+        match core.inner().sim(|sim| sim.connect(addr)) {
+            Some(fd) => Ok(Socket::new(core, fd?)),
+            None => Socket::from_fd(core, connect(addr)?),
+        }
     }
 
     pub(crate) fn inner(&self) -> &SocketInner {

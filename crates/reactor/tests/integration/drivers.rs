@@ -424,6 +424,29 @@ on_every_driver! {
         );
     }
 
+    fn a_connection_is_made_or_refused_before_the_first_bytes_are_sent(kind: DriverKind) {
+        on_one_core(&config(kind), |core| async move {
+            let listener = core.listen("127.0.0.1:0".parse().unwrap()).unwrap();
+            let addr = listener.local_addr().unwrap();
+            let theirs = core.connect(addr).unwrap();
+            theirs.send(b"ping".to_vec()).await.0.unwrap();
+            let ours = listener.accept().await.unwrap();
+            let (received, bytes) = ours.recv(Vec::new(), 16).await;
+            assert_eq!((received.unwrap(), &*bytes), (4, &b"ping"[..]));
+            ours.send(b"pong".to_vec()).await.0.unwrap();
+            let (received, bytes) = theirs.recv(Vec::new(), 16).await;
+            assert_eq!((received.unwrap(), &*bytes), (4, &b"pong"[..]));
+
+            drop(listener);
+            drop(ours);
+            let error = match core.connect(addr) {
+                Ok(socket) => socket.send(b"ping".to_vec()).await.0.unwrap_err(),
+                Err(error) => error,
+            };
+            assert_eq!(error.kind(), std::io::ErrorKind::ConnectionRefused);
+        });
+    }
+
     fn pieces_are_sent_in_order_without_a_copy(kind: DriverKind) {
         let got = serve(
             &config(kind),
