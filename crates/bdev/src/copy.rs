@@ -22,7 +22,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::Poll;
 
-use reactor::Core;
+use reactor::{Buf, Core};
 
 use crate::buf_channel::BufIo;
 use crate::device::Bdev;
@@ -46,7 +46,7 @@ const EXTENTS: usize = 1024;
 pub struct Copy {
     core: Core,
     source: TaskChannel,
-    target: TaskChannel,
+    target: Box<dyn CopyTarget>,
     map: Arc<DirtyMap>,
     size_bytes: u64,
     copied_bytes: Cell<u64>,
@@ -60,19 +60,19 @@ pub struct Copy {
 }
 
 impl Copy {
-    /// Prepares to copy `tracked`, a device that [`Bdev::tracked`] has returned, to another one of
+    /// Prepares to copy `tracked`, a device that [`Bdev::tracked`] has returned, to a target of
     /// the same size.
     ///
     /// # Errors
     /// As for [`Bdev::channel`], and when the device does not track writes.
-    pub fn new(core: &Core, tracked: &Bdev, target: &Bdev) -> Result<Copy, Error> {
+    pub fn new(core: &Core, tracked: &Bdev, target: Box<dyn CopyTarget>) -> Result<Copy, Error> {
         let untracked = || Error::new(ErrorKind::Unsupported, "the device does not track writes");
         let map = tracked.dirty_map().ok_or_else(untracked)?.clone();
         let source = tracked.below().ok_or_else(untracked)?;
         Ok(Copy {
             core: core.clone(),
             source: TaskChannel::new(source, core)?,
-            target: TaskChannel::new(target, core)?,
+            target,
             map,
             size_bytes: source.size_bytes(),
             copied_bytes: Cell::new(0),
@@ -118,47 +118,20 @@ impl Copy {
         let mut at = 0;
         while at < self.size_bytes {
             let len = (self.size_bytes - at).min(EXTENT_BYTES);
+            let mut clears = Vec::new();
             for extent in device.extents(&self.core, at, len, EXTENTS).await {
                 if extent.is_hole {
-                    self.clear(at, extent.len).await?;
+                    clears.push(self.target.clear(at, extent.len));
                 } else {
                     self.map.mark_range(at, extent.len);
                 }
                 at += extent.len;
             }
+            let failed = Cell::new(None);
+            all(clears, |cleared| failed.set(cleared.err().or(failed.take()))).await;
+            failed.take().map_or(Ok(()), Err)?;
         }
         Ok(())
-    }
-
-    /// Makes a range of the target read as zeroes, unless it is a hole there.
-    async fn clear(&self, from: u64, len: u64) -> Result<(), Error> {
-        let target = self.target.device();
-        let geometry = target.geometry();
-        let end = from + len;
-        let mut at = from;
-        while at < end {
-            for extent in target.extents(&self.core, at, end - at, EXTENTS).await {
-                let upto = at + extent.len;
-                if !extent.is_hole && !geometry.write_zeroes {
-                    // It reads as zeroes there, and these are copied.
-                    self.map.mark_range(at, extent.len);
-                    at = upto;
-                }
-                while !extent.is_hole && at < upto {
-                    let piece = (upto - at).min(geometry.write_zeroes_max.max(PIECE_BYTES));
-                    self.zero(at, piece).await?;
-                    at += piece;
-                }
-                at = upto;
-            }
-        }
-        Ok(())
-    }
-
-    async fn zero(&self, offset: u64, len: u64) -> Result<(), Error> {
-        let kind = Kind::WriteZeroes { unmap: true };
-        let (status, _) = self.target.run(request(kind, offset, len), None).await;
-        ended(status, "clearing the target", offset)
     }
 
     /// Copies what is marked. Returns the number of bytes. Suspends.
@@ -172,12 +145,7 @@ impl Copy {
         for nth in 0..LANES {
             lanes.push(Box::pin(self.lane(nth, &cursor, &failed)));
         }
-        poll_fn(|cx| {
-            lanes.retain_mut(|lane| lane.as_mut().poll(cx).is_pending());
-            if lanes.is_empty() { Poll::Ready(()) } else { Poll::Pending }
-        })
-        .await;
-        drop(lanes);
+        all(lanes, |()| ()).await;
         match failed.take() {
             Some(error) => Err(error),
             None => Ok(self.copied_bytes.get() - before),
@@ -241,12 +209,11 @@ impl Copy {
         let buf = buf.map_err(|error| Error::io("a buffer for a copy", error))?;
         let (status, buf) = self.source.run(request(Kind::Read, offset, len), Some(buf)).await;
         ended(status, "reading the device", offset)?;
-        let bytes: &[u8] = buf.as_deref().unwrap_or_default();
-        if self.target.device().geometry().write_zeroes && is_zero(&bytes[..len as usize]) {
-            self.zero(offset, len).await?;
+        let Some(buf) = buf else { return Err(gone()) };
+        if is_zero(&buf[..len as usize]) {
+            self.target.zero(offset, len, buf).await?;
         } else {
-            let (status, _) = self.target.run(request(Kind::Write, offset, len), buf).await;
-            ended(status, "writing the target", offset)?;
+            self.target.write(offset, len, buf).await?;
         }
         self.copied_bytes.set(self.copied_bytes.get() + len);
         Ok(())
@@ -257,8 +224,151 @@ impl Copy {
     /// # Errors
     /// When the target fails.
     pub async fn flush(&self) -> Result<(), Error> {
-        let (status, _) = self.target.run(request(Kind::Flush, 0, 0), None).await;
-        ended(status, "flushing the target", 0)
+        self.target.flush().await
+    }
+}
+
+/// Runs all of them at the same time.
+async fn all<T>(mut steps: Vec<Pin<Box<dyn Future<Output = T> + '_>>>, mut then: impl FnMut(T)) {
+    poll_fn(|cx| {
+        steps.retain_mut(|step| match step.as_mut().poll(cx) {
+            Poll::Ready(done) => {
+                then(done);
+                false
+            }
+            Poll::Pending => true,
+        });
+        if steps.is_empty() { Poll::Ready(()) } else { Poll::Pending }
+    })
+    .await;
+}
+
+/// A step of a copy at its target.
+pub type TargetStep<'a> = Pin<Box<dyn Future<Output = Result<(), Error>> + 'a>>;
+
+/// Where a copy goes.
+pub trait CopyTarget {
+    /// Writes the first `len` bytes of a buffer at `offset`.
+    fn write(&self, offset: u64, len: u64, buf: Buf) -> TargetStep<'_>;
+
+    /// Makes `len` bytes read as zeroes. The buffer has as many zeroes, for a target that cannot do
+    /// that otherwise.
+    fn zero(&self, offset: u64, len: u64, buf: Buf) -> TargetStep<'_>;
+
+    /// Makes a range of any length read as zeroes, except for what does so already.
+    fn clear(&self, offset: u64, len: u64) -> TargetStep<'_>;
+
+    /// Makes all of it durable.
+    fn flush(&self) -> TargetStep<'_>;
+}
+
+/// A device as the target of a copy.
+pub struct DeviceTarget {
+    core: Core,
+    channel: TaskChannel,
+}
+
+impl DeviceTarget {
+    /// Opens a channel to the device.
+    ///
+    /// # Errors
+    /// As for [`Bdev::channel`].
+    pub fn new(core: &Core, device: &Bdev) -> Result<DeviceTarget, Error> {
+        Ok(DeviceTarget { core: core.clone(), channel: TaskChannel::new(device, core)? })
+    }
+
+    /// Reads the first `len` bytes of a buffer from `offset`. Suspends.
+    ///
+    /// # Errors
+    /// When the device fails.
+    pub async fn read(&self, offset: u64, len: u64, buf: Buf) -> Result<Buf, Error> {
+        let (status, buf) = self.channel.run(request(Kind::Read, offset, len), Some(buf)).await;
+        ended(status, "reading the target", offset)?;
+        buf.ok_or_else(gone)
+    }
+
+    async fn write_all(&self, offset: u64, len: u64, buf: Buf) -> Result<Option<Buf>, Error> {
+        let (status, buf) = self.channel.run(request(Kind::Write, offset, len), Some(buf)).await;
+        ended(status, "writing the target", offset)?;
+        Ok(buf)
+    }
+
+    async fn deallocate(&self, offset: u64, len: u64) -> Result<(), Error> {
+        let kind = Kind::WriteZeroes { unmap: true };
+        let (status, _) = self.channel.run(request(kind, offset, len), None).await;
+        ended(status, "clearing the target", offset)
+    }
+
+    /// Makes a range without holes read as zeroes.
+    async fn clear_extent(&self, offset: u64, len: u64) -> Result<(), Error> {
+        let geometry = self.channel.device().geometry();
+        let most = match geometry.write_zeroes {
+            true => geometry.write_zeroes_max.max(PIECE_BYTES),
+            false => PIECE_BYTES,
+        };
+        let (mut at, end) = (offset, offset + len);
+        let mut zeroes = None;
+        while at < end {
+            let piece = (end - at).min(most);
+            if geometry.write_zeroes {
+                self.deallocate(at, piece).await?;
+            } else {
+                let buf = match zeroes.take() {
+                    Some(buf) => buf,
+                    None => {
+                        let buf = self.core.alloc_wait(PIECE_BYTES as usize).await;
+                        let mut buf = buf.map_err(|error| Error::io("a buffer", error))?;
+                        buf.fill(0);
+                        buf
+                    }
+                };
+                zeroes = self.write_all(at, piece, buf).await?;
+            }
+            at += piece;
+        }
+        Ok(())
+    }
+}
+
+impl std::fmt::Debug for DeviceTarget {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "DeviceTarget({:?})", self.channel)
+    }
+}
+
+impl CopyTarget for DeviceTarget {
+    fn write(&self, offset: u64, len: u64, buf: Buf) -> TargetStep<'_> {
+        Box::pin(async move { self.write_all(offset, len, buf).await.map(drop) })
+    }
+
+    fn zero(&self, offset: u64, len: u64, buf: Buf) -> TargetStep<'_> {
+        match self.channel.device().geometry().write_zeroes {
+            true => Box::pin(self.deallocate(offset, len)),
+            false => self.write(offset, len, buf),
+        }
+    }
+
+    fn clear(&self, offset: u64, len: u64) -> TargetStep<'_> {
+        Box::pin(async move {
+            let device = self.channel.device();
+            let (mut at, end) = (offset, offset + len);
+            while at < end {
+                for extent in device.extents(&self.core, at, end - at, EXTENTS).await {
+                    if !extent.is_hole {
+                        self.clear_extent(at, extent.len).await?;
+                    }
+                    at += extent.len;
+                }
+            }
+            Ok(())
+        })
+    }
+
+    fn flush(&self) -> TargetStep<'_> {
+        Box::pin(async move {
+            let (status, _) = self.channel.run(request(Kind::Flush, 0, 0), None).await;
+            ended(status, "flushing the target", 0)
+        })
     }
 }
 
@@ -270,6 +380,11 @@ impl std::fmt::Debug for Copy {
 
 fn request(kind: Kind, offset: u64, len: u64) -> BufIo {
     BufIo { kind, offset, len, at: 0, fua: false, tag: 0 }
+}
+
+/// The error of a device that was closed under a copy.
+fn gone() -> Error {
+    Error::new(ErrorKind::Io, "the device was closed")
 }
 
 fn ended(status: Status, what: &str, offset: u64) -> Result<(), Error> {

@@ -44,7 +44,7 @@ mod uri;
 
 pub use buf_channel::{BufChannel, BufDone, BufIo};
 pub use channel::Channel;
-pub use copy::Copy;
+pub use copy::{Copy, CopyTarget, DeviceTarget, TargetStep};
 pub use device::{Bdev, DESCRIPTORS_MAX, Parts};
 pub use error::{Error, ErrorKind};
 pub use geometry::Geometry;

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use bdev::{Bdev, Copy, file_uri};
+use bdev::{Bdev, Copy, DeviceTarget, file_uri};
 use clap::ValueEnum;
 use node::Size;
 use reactor::{Core, DriverKind, Mode, Opening};
@@ -156,7 +156,7 @@ fn is_clone(uri: &str, path: &Path, size: u64) -> std::io::Result<bool> {
 async fn copy(core: &Core, source: &Bdev, path: &Path) -> Result<(), bdev::Error> {
     let target = Bdev::open(core, &file_uri(path)).await?;
     let tracked = source.tracked(core, GRANULE).await?;
-    let copy = Copy::new(core, &tracked, &target)?;
+    let copy = Copy::new(core, &tracked, Box::new(DeviceTarget::new(core, &target)?))?;
     copy.begin().await?;
     let total = copy.left_bytes();
     let bar = progress_bar("copying");

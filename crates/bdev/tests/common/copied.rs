@@ -3,7 +3,7 @@
 use std::cell::Cell;
 use std::rc::Rc;
 
-use bdev::{Bdev, BufIo, Copy, Kind, Status, TaskChannel};
+use bdev::{Bdev, BufIo, Copy, CopyTarget, DeviceTarget, Kind, Status, TaskChannel};
 use reactor::sim::{SimConfig, World};
 use reactor::{Class, Core};
 
@@ -54,6 +54,11 @@ async fn write(core: Core, device: Bdev, stop: Rc<Cell<bool>>) {
     }
 }
 
+/// A device as the target of a copy.
+pub fn target_of(core: &Core, device: &Bdev) -> Box<dyn CopyTarget> {
+    Box::new(DeviceTarget::new(core, device).unwrap())
+}
+
 /// Copies one device to the other.
 pub async fn copied(core: &Core, source: &str, target: &str) {
     let (source, target) = (Bdev::open(core, source).await, Bdev::open(core, target).await);
@@ -71,7 +76,7 @@ pub async fn copied(core: &Core, source: &str, target: &str) {
         }
     }
     let tracked = source.tracked(core, BLOCK).await.unwrap();
-    let copy = Copy::new(core, &tracked, &target).unwrap();
+    let copy = Copy::new(core, &tracked, target_of(core, &target)).unwrap();
     let stop = Rc::new(Cell::new(false));
     let writers = (0..WRITERS)
         .map(|_| core.spawn(Class::Foreground, write(core.clone(), tracked.clone(), stop.clone())));

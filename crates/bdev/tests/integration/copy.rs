@@ -2,6 +2,7 @@
 
 use bdev::{Bdev, Copy};
 
+use crate::common::copied::target_of;
 use crate::common::{PLACES, Place, copied};
 
 #[test]
@@ -42,7 +43,7 @@ fn a_copy_keeps_to_its_rate() {
         }
         let target = Bdev::open(&core, "mem:8M").await.unwrap();
         let tracked = source.tracked(&core, 65536).await.unwrap();
-        let copy = Copy::new(&core, &tracked, &target).unwrap();
+        let copy = Copy::new(&core, &tracked, target_of(&core, &target)).unwrap();
         copy.limit(4 << 20);
         copy.begin().await.unwrap();
         let began_ns = core.now_ns();
@@ -57,7 +58,7 @@ fn a_target_that_fails_ends_the_copy() {
     Place::Sim.run("fails", 512, |core, _| async move {
         let source = Bdev::open(&core, "mem:1M").await.unwrap();
         let tracked = source.tracked(&core, 4096).await.unwrap();
-        assert!(Copy::new(&core, &source, &source).is_err(), "it does not track writes");
+        assert!(Copy::new(&core, &source, target_of(&core, &source)).is_err(), "it does not track writes");
         let target = "error:kind=write,zeroes&status=nospace|mem:1M";
         let target = Bdev::open(&core, target).await.unwrap();
         let channel = bdev::TaskChannel::new(&tracked, &core).unwrap();
@@ -72,7 +73,7 @@ fn a_target_that_fails_ends_the_copy() {
             tag: 0,
         };
         assert_eq!(channel.run(io, Some(buf)).await.0, bdev::Status::Ok);
-        let copy = Copy::new(&core, &tracked, &target).unwrap();
+        let copy = Copy::new(&core, &tracked, target_of(&core, &target)).unwrap();
         let error = copy.pass().await.unwrap_err().to_string();
         assert!(error.contains("writing the target at byte 8192: no space left"), "{error}");
     });

@@ -27,7 +27,7 @@ use std::cell::{Cell, RefCell};
 use std::future::Future;
 use std::rc::Rc;
 
-use bdev::{Bdev, Copy, Geometry};
+use bdev::{Bdev, Copy, DeviceTarget, Geometry};
 use reactor::{Class, Core, Either, Event, race, timeout};
 use serde_json::{Value, json};
 use vhost::Target;
@@ -467,7 +467,7 @@ impl Disks {
     ) -> Result<(), Stop> {
         let old = target.device().untracked();
         let tracked = old.tracked(core, granule(device.size_bytes())).await?;
-        let copy = Rc::new(Copy::new(core, &tracked, device)?);
+        let copy = Rc::new(Copy::new(core, &tracked, Box::new(DeviceTarget::new(core, device)?))?);
         self.swap(core, &spec.name, target, moving, async || Ok(tracked.clone())).await?;
         moving.copy.replace(Some(copy.clone()));
         self.share_rate();
