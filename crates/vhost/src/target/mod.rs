@@ -132,7 +132,7 @@ pub struct Target {
     log_limits: Arc<LogLimits>,
     trouble: Arc<Trouble>,
     order: Cell<Order>,
-    connected: Cell<bool>,
+    front_end: Cell<FrontEnd>,
     events: Rc<Events>,
     /// What front ends were told about the write cache, if known.
     write_cache: Cell<Option<bool>>,
@@ -152,6 +152,21 @@ pub struct Target {
     in_flight: RefCell<Option<(WaitGroup, InFlight)>>,
     /// Set until [`Target::release`], while operations of the old process may be in flight.
     hold: Cell<Option<Hold>>,
+}
+
+/// What the front end of a disk does.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum FrontEnd {
+    /// None is connected.
+    #[default]
+    Absent,
+    /// One is connected, and no ring runs.
+    Stopped {
+        /// The guest's writes to its memory were logged: it was stopped to continue elsewhere.
+        moves: bool,
+    },
+    /// Rings run.
+    Running,
 }
 
 /// A quiesced disk: its state, and the descriptors that belong to it, in the order of
@@ -176,6 +191,8 @@ struct Events {
     ended: RefCell<VecDeque<RingEnd>>,
     /// The front end does not know the device's new size yet.
     resized: Cell<bool>,
+    /// The rings do not know yet that the disk is withheld no more.
+    admitted: Cell<bool>,
     /// Notified after each change of these fields and of the target's orders.
     changed: Event,
 }
@@ -194,7 +211,7 @@ impl Target {
             trouble: Arc::new(Trouble::new(options.on_error)),
             options,
             order: Cell::new(Order::Serve),
-            connected: Cell::new(false),
+            front_end: Cell::default(),
             events: Rc::default(),
             write_cache: Cell::new(None),
             write_cache_store: OnceCell::new(),
@@ -303,7 +320,45 @@ impl Target {
 
     /// Whether a front end is connected.
     pub fn is_connected(&self) -> bool {
-        self.connected.get()
+        self.front_end.get() != FrontEnd::Absent
+    }
+
+    /// What the front end does.
+    pub fn front_end(&self) -> FrontEnd {
+        self.front_end.get()
+    }
+
+    /// Suspends until the front end does something that is wanted.
+    pub async fn until_front_end(&self, wanted: impl Fn(FrontEnd) -> bool) {
+        self.events.changed.wait_until(|| wanted(self.front_end.get())).await;
+    }
+
+    fn set_front_end(&self, does: FrontEnd) {
+        if self.front_end.replace(does) != does {
+            self.events.changed.notify_all();
+        }
+    }
+
+    /// Withholds the disk from its guest until [`Target::admit`]: its rings start and stop, but
+    /// take nothing. Does nothing, and returns false, while a ring runs.
+    pub fn withhold(&self) -> bool {
+        let may = self.front_end.get() != FrontEnd::Running;
+        if may {
+            self.trouble.withhold();
+        }
+        may
+    }
+
+    /// Gives a disk that is withheld to its guest.
+    pub fn admit(&self) {
+        self.trouble.admit();
+        self.events.admitted.set(true);
+        self.events.changed.notify_all();
+    }
+
+    /// Whether the disk is withheld from its guest.
+    pub fn is_withheld(&self) -> bool {
+        self.trouble.is_withheld()
     }
 
     /// Tells [`Target::serve`] to return.

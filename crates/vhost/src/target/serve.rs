@@ -12,7 +12,7 @@ use crate::target::link::{Earlier, Link};
 use crate::target::log_limit::{LogLimit, LogPermit};
 use crate::target::observer::{self, DiskEvent};
 use crate::target::shared_memory_hint::hint_at_unshared_memory;
-use crate::target::{Export, Order, Target};
+use crate::target::{Export, FrontEnd, Order, Target};
 
 /// Pause after a failed accept, in nanoseconds.
 const RETRY_NS: u64 = 100_000_000;
@@ -119,7 +119,7 @@ impl Target {
     async fn serve_connection(&self, door: &Door, mut connection: Connection<'_>) -> bool {
         let name = &*self.name;
         let pid = connection.link.pid();
-        self.connected.set(true);
+        connection.note_front_end();
         let hint = hint_at_unshared_memory(&self.core, self.name.clone(), &self.stats);
         let end = loop {
             match connection.run().await {
@@ -143,7 +143,7 @@ impl Target {
         }
         drop(connection);
         drop_in_background(self.regions.take());
-        self.connected.set(false);
+        self.set_front_end(FrontEnd::Absent);
         drop(hint);
         if matches!(end, End::Gone | End::Failed(_)) {
             // What has failed is gone, or in the front end's region.

@@ -8,8 +8,11 @@
 //! that the ring's next process, or the ring when it starts again, submits it once more. Where that
 //! cannot be (there is no region, or the machine is about to move and leaves the region behind),
 //! the guest gets an error. A broken ring keeps nothing. The pause ends with the connection.
+//!
+//! A disk that is *withheld* from its guest takes no request at all: its data is, or may be,
+//! elsewhere. Its rings start and stop, but leave everything to the guest.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicU8, Ordering};
 
 /// How long a ring of a paused disk waits before it looks again, in nanoseconds.
 pub(super) const ASK_NS: u64 = 50_000_000;
@@ -26,35 +29,63 @@ pub enum OnError {
     Ignore,
 }
 
+/// The disk has paused.
+const PAUSED: u8 = 1;
+/// The disk is withheld from its guest.
+const WITHHELD: u8 = 2;
+
 /// The state of a disk, shared by its rings on all cores.
 #[derive(Debug, Default)]
 pub(crate) struct Trouble {
     on_error: OnError,
-    paused: AtomicBool,
+    state: AtomicU8,
 }
 
 impl Trouble {
     pub fn new(on_error: OnError) -> Trouble {
-        Trouble { on_error, paused: AtomicBool::new(false) }
+        Trouble { on_error, state: AtomicU8::new(0) }
     }
 
     pub fn on_error(&self) -> OnError {
         self.on_error
     }
 
+    // Nothing else is read because of the state: relaxed.
+
     #[inline]
     pub fn is_paused(&self) -> bool {
-        // Nothing else is read because of it.
-        self.paused.load(Ordering::Relaxed)
+        self.state.load(Ordering::Relaxed) & PAUSED != 0
+    }
+
+    /// Whether a ring submits nothing. One that stops does not wait for the end of a pause.
+    #[inline]
+    pub fn stands_still(&self, stopping: bool) -> bool {
+        let state = self.state.load(Ordering::Relaxed);
+        state & WITHHELD != 0 || (state != 0 && !stopping)
     }
 
     /// Pauses the disk. Returns false if it is paused already.
     pub fn pause(&self) -> bool {
-        !self.paused.swap(true, Ordering::Relaxed)
+        self.state.fetch_or(PAUSED, Ordering::Relaxed) & PAUSED == 0
     }
 
     /// Lets the disk go on. Returns false if it is not paused.
     pub fn resume(&self) -> bool {
-        self.paused.swap(false, Ordering::Relaxed)
+        self.state.fetch_and(!PAUSED, Ordering::Relaxed) & PAUSED != 0
+    }
+
+    #[inline]
+    pub fn is_withheld(&self) -> bool {
+        self.state.load(Ordering::Relaxed) & WITHHELD != 0
+    }
+
+    /// Withholds the disk from its guest. No ring may run.
+    pub fn withhold(&self) {
+        self.state.fetch_or(WITHHELD, Ordering::Relaxed);
+    }
+
+    /// Gives the disk to its guest.
+    pub fn admit(&self) {
+        self.state.fetch_and(!WITHHELD, Ordering::Relaxed);
     }
 }

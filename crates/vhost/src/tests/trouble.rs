@@ -116,6 +116,38 @@ fn a_disk_that_pauses_goes_on_with_what_has_failed_and_loses_nothing() {
     });
 }
 
+#[test]
+fn a_withheld_disk_takes_nothing_and_its_rings_stop_where_they_started() {
+    in_both_forms(async |core, form, _| {
+        for recorded in [true, false] {
+            let mut guest = guest(form);
+            let device = Bdev::open(&core, "mem:1M").await.unwrap();
+            let region = InflightRegion::create(1, 16, form).unwrap().0;
+            let area = || recorded.then(|| region.queue(0)).flatten();
+            let trouble = Arc::new(Trouble::default());
+            trouble.withhold();
+            let began = guest.base;
+            let (mut handle, ended) = start_with(&core, "a", &guest, &device, &trouble, area());
+            assert!(guest.add(1, false) && guest.add(2, false));
+            assert!(!trouble.resume(), "it has not paused");
+            assert_eq!(completed(&core, &mut guest).await, []);
+            handle.send(Command::Stop);
+            let RingEnd { base, broken, .. } = ended.await;
+            assert_eq!((base, broken), (began, false));
+            assert_eq!(completed(&core, &mut guest).await, []);
+
+            let (mut handle, ended) = start_with(&core, "a", &guest, &device, &trouble, area());
+            assert_eq!(completed(&core, &mut guest).await, []);
+            trouble.admit();
+            handle.wake();
+            core.sleep_ns(1_000_000).await;
+            assert_eq!(guest.collect().len(), 2, "it looks at once");
+            handle.send(Command::Stop);
+            assert!(!ended.await.broken);
+        }
+    });
+}
+
 /// A long request goes to the device in pieces, of which one fails.
 #[test]
 fn a_long_request_begins_again_as_a_whole() {

@@ -24,7 +24,7 @@ use crate::protocol::session::{Action, Offer, Session};
 use crate::target::disk::config;
 use crate::target::link::{DirectLink, Earlier, Link};
 use crate::target::queue::{Command, RingEnd, RingHandle};
-use crate::target::{Order, Target};
+use crate::target::{FrontEnd, Order, Target};
 
 /// Interval of checks whether `memory::background` has room, in nanoseconds. It is a thread, so
 /// there is no event to wait for.
@@ -70,6 +70,7 @@ enum Next {
     Ended(RingEnd),
     Resized,
     Released,
+    Admitted,
     Stop,
     Quiesce,
 }
@@ -280,6 +281,13 @@ impl<'a> Connection<'a> {
                     self.release();
                     Ok(())
                 }
+                Next::Admitted => {
+                    self.rings
+                        .iter()
+                        .filter_map(|parts| parts.handle.as_ref())
+                        .for_each(RingHandle::wake);
+                    Ok(())
+                }
                 Next::Quiesce => return End::Quiescing,
                 Next::Sent(Ok(())) => Ok(()),
                 Next::Sent(Err(error)) => Err(Refused::new("sending a reply", error)),
@@ -306,7 +314,18 @@ impl<'a> Connection<'a> {
             if let Err(Refused(why)) = step.and_then(|()| self.commit()) {
                 return End::Failed(why);
             }
+            self.note_front_end();
         }
+    }
+
+    /// Notes what the front end does.
+    pub(in crate::target) fn note_front_end(&self) {
+        let runs = |ring: u16| self.session.ring(ring).state != RingState::Idle;
+        let does = match (0..self.session.rings()).any(runs) {
+            true => FrontEnd::Running,
+            false => FrontEnd::Stopped { moves: self.session.logging() },
+        };
+        self.target.set_front_end(does);
     }
 
     /// The next event. A message that was sent before the last one was answered stays unread.
@@ -323,6 +342,9 @@ impl<'a> Connection<'a> {
             }
             if *holds && target.hold.get().is_none() {
                 return Some(Next::Released);
+            }
+            if events.admitted.take() {
+                return Some(Next::Admitted);
             }
             match target.order.get() {
                 Order::Stop => Some(Next::Stop),

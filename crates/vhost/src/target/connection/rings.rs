@@ -12,7 +12,7 @@ use crate::protocol::ring_state::{Kick, RingProgress, RingState};
 use crate::ring::Setup;
 use crate::ring::inflight::{Form, InflightArea, InflightRegion};
 use crate::ring::request::Disk;
-use crate::target::Order;
+use crate::target::{FrontEnd, Order};
 use crate::target::disk::{config, disk};
 use crate::target::queue::{self, Command, RingEnd, RingHandle, Start, WaitGroup};
 
@@ -126,6 +126,7 @@ impl Connection<'_> {
             trouble: target.trouble.clone(),
         };
         self.holds |= start.hold.is_some();
+        target.set_front_end(FrontEnd::Running);
         let (handle, commands) = queue::command_queue();
         self.part(index).handle = Some(handle);
         let there = (target.options.first_core + usize::from(index)) % target.core.cores();

@@ -117,6 +117,11 @@ impl RingHandle {
         self.signals.waker.wake();
     }
 
+    /// Has the ring look at the disk's state again.
+    pub fn wake(&self) {
+        self.signals.waker.wake();
+    }
+
     /// Ends the ring's [`Hold`].
     pub fn release(&self) {
         self.signals.released.store(true, Ordering::Release);

@@ -450,7 +450,8 @@ impl Queue {
             && self.deferred.is_empty()
             && (self.failed.is_empty() || self.leaves_failed())
             && (self.ring.broken().is_some()
-                || (self.ring.answered() == 0 && self.ring.resubmits() == 0))
+                || (self.ring.answered() == 0
+                    && (self.ring.resubmits() == 0 || self.trouble.is_withheld())))
     }
 
     /// Whether the ring takes new requests.
@@ -458,11 +459,10 @@ impl Queue {
         self.enabled && !self.stopping && !self.is_paused()
     }
 
-    /// Whether nothing is submitted because the device has failed a request. A ring that stops does
-    /// not wait.
+    /// Whether nothing is submitted: the device has failed a request, or the disk is withheld.
     #[inline]
     fn is_paused(&self) -> bool {
-        self.trouble.is_paused() && !self.stopping
+        self.trouble.stands_still(self.stopping)
     }
 
     /// Whether a ring that stops leaves failed requests in the in-flight region. A machine that
