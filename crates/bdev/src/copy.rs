@@ -19,6 +19,7 @@
 use std::cell::{Cell, RefCell};
 use std::future::{Future, poll_fn};
 use std::pin::Pin;
+use std::rc::Rc;
 use std::sync::Arc;
 use std::task::Poll;
 
@@ -260,6 +261,24 @@ pub trait CopyTarget {
 
     /// Makes all of it durable.
     fn flush(&self) -> TargetStep<'_>;
+}
+
+impl<T: CopyTarget> CopyTarget for Rc<T> {
+    fn write(&self, offset: u64, len: u64, buf: Buf) -> TargetStep<'_> {
+        (**self).write(offset, len, buf)
+    }
+
+    fn zero(&self, offset: u64, len: u64, buf: Buf) -> TargetStep<'_> {
+        (**self).zero(offset, len, buf)
+    }
+
+    fn clear(&self, offset: u64, len: u64) -> TargetStep<'_> {
+        (**self).clear(offset, len)
+    }
+
+    fn flush(&self) -> TargetStep<'_> {
+        (**self).flush()
+    }
 }
 
 /// A device as the target of a copy.

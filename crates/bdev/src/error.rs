@@ -24,7 +24,8 @@ pub struct Error {
 }
 
 impl Error {
-    pub(crate) fn new(kind: ErrorKind, text: impl Into<String>) -> Error {
+    /// An error of a kind, with its text.
+    pub fn new(kind: ErrorKind, text: impl Into<String>) -> Error {
         Error { kind, text: text.into(), source: None }
     }
 

@@ -33,5 +33,6 @@ pub use target::observer::{DiskEvent, observe};
 pub use target::standalone;
 pub use target::stats::{Counter, KindStats, LATENCY_BUCKETS, Latency, QueueStats};
 pub use target::{
-    Export, FrontEnd, OnError, Target, TargetOptions, WriteCacheStore, limit_groups, set_group_limits,
+    Export, FrontEnd, OnError, Target, TargetOptions, WriteCacheStore, limit_groups,
+    set_group_limits,
 };

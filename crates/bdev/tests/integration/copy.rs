@@ -58,7 +58,10 @@ fn a_target_that_fails_ends_the_copy() {
     Place::Sim.run("fails", 512, |core, _| async move {
         let source = Bdev::open(&core, "mem:1M").await.unwrap();
         let tracked = source.tracked(&core, 4096).await.unwrap();
-        assert!(Copy::new(&core, &source, target_of(&core, &source)).is_err(), "it does not track writes");
+        assert!(
+            Copy::new(&core, &source, target_of(&core, &source)).is_err(),
+            "it does not track writes"
+        );
         let target = "error:kind=write,zeroes&status=nospace|mem:1M";
         let target = Bdev::open(&core, target).await.unwrap();
         let channel = bdev::TaskChannel::new(&tracked, &core).unwrap();

@@ -12,9 +12,9 @@ use crate::protocol::ring_state::{Kick, RingProgress, RingState};
 use crate::ring::Setup;
 use crate::ring::inflight::{Form, InflightArea, InflightRegion};
 use crate::ring::request::Disk;
-use crate::target::{FrontEnd, Order};
 use crate::target::disk::{config, disk};
 use crate::target::queue::{self, Command, RingEnd, RingHandle, Start, WaitGroup};
+use crate::target::{FrontEnd, Order};
 
 impl Connection<'_> {
     /// Suspends until every ring has executed the commands sent so far. Returns earlier if a ring
