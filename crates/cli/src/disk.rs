@@ -24,7 +24,7 @@ pub fn run(command: DiskCommand) -> Result<(), Failure> {
             convert(&from, &to, from_format, format)
         }
         DiskCommand::List { node } => list(&node),
-        DiskCommand::Attach { spec, node } => attach(spec, &node),
+        DiskCommand::Attach { spec, incoming, node } => attach(spec, incoming, &node),
         DiskCommand::Detach { name, force, node } => {
             let request = Request::DiskDetach { name: name.clone(), force };
             call(&node, &request, |result| {
@@ -77,10 +77,10 @@ fn call(node: &NodeArgs, request: &Request, say: impl Fn(&Value) -> String) -> R
     Ok(out.flush()?)
 }
 
-fn attach(spec: DiskSpec, node: &NodeArgs) -> Result<(), Failure> {
+fn attach(spec: DiskSpec, incoming: bool, node: &NodeArgs) -> Result<(), Failure> {
     let here = std::env::current_dir()
         .map_err(|error| Failure::new(format!("cannot find the current directory: {error}")))?;
-    let request = Request::DiskAttach { disk: spec.under(&here) };
+    let request = Request::DiskAttach { disk: spec.under(&here), incoming };
     call(node, &request, |result| {
         let name = result["name"].as_str().unwrap_or_default();
         let socket = result["socket"].as_str().unwrap_or_default();
@@ -88,7 +88,8 @@ fn attach(spec: DiskSpec, node: &NodeArgs) -> Result<(), Failure> {
             Some(true) => "",
             _ => "\nthe node has no state directory: it forgets the disk when it ends",
         };
-        format!("disk {name}: {socket}{rest}")
+        let waits = if incoming { "\nit waits for its data from another node" } else { "" };
+        format!("disk {name}: {socket}{rest}{waits}")
     })
 }
 
@@ -103,6 +104,7 @@ fn list(node: &NodeArgs) -> Result<(), Failure> {
     for disk in array(&result, "disks") {
         let guest = match (absent(disk), disk["connected"].as_bool()) {
             (Some((kind, _)), _) => kind,
+            _ if disk["elsewhere"].is_string() => "elsewhere",
             _ if disk["paused"] == true => "paused",
             (_, Some(true)) => "connected",
             _ => "-",
@@ -123,6 +125,9 @@ fn list(node: &NodeArgs) -> Result<(), Failure> {
             Some(("failed", why)) => out.line(why)?,
             Some((_, why)) => out.line(&format!("disk {}: {why}", text(disk, "name")))?,
             None => {}
+        }
+        if let Some(where_it_is) = disk["elsewhere"].as_str() {
+            out.line(&format!("disk {} {where_it_is}", text(disk, "name")))?;
         }
     }
     Ok(out.flush()?)

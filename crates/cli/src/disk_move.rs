@@ -1,10 +1,11 @@
 //! `millrace disk move`: moves a disk's data to another device while its guest runs.
 
+use std::net::ToSocketAddrs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use bdev::{Bdev, file_uri};
-use node::{Request, Size};
+use node::{Peer, Request, Size};
 use reactor::DriverKind;
 use serde_json::Value;
 
@@ -21,7 +22,8 @@ const LOOK: Duration = Duration::from_millis(100);
 
 /// Begins a move and waits for it, or does what another flag asks for.
 pub fn run(args: DiskMoveArgs) -> Result<(), Failure> {
-    let DiskMoveArgs { name, to, finish_when_ready, background, status, abort, limit, node } = args;
+    let DiskMoveArgs { name, to, finish_when_ready, background, status, abort, force, limit, node } =
+        args;
     let mut admin = Admin::connect(&node)?;
     if let Some(limit) = limit {
         let request = Request::DiskMoveLimit { bytes_per_second: limit.0 };
@@ -32,9 +34,14 @@ pub fn run(args: DiskMoveArgs) -> Result<(), Failure> {
     }
     let name = name.ok_or_else(|| Failure::new("name the disk"))?;
     if abort {
-        return end(&admin.call(&Request::DiskMoveAbort { name })?, &node);
+        return end(&admin.call(&Request::DiskMoveAbort { name, force })?, &node);
     }
     let answer = match to {
+        Some(to) if is_of_node(&to) => {
+            let to = peer(&to)?;
+            let request = Request::DiskSend { name: name.clone(), to, finish: finish_when_ready };
+            admin.call(&request)?
+        }
         Some(uri) => {
             let uri = from_here(&uri)?;
             let made = make_image(&mut admin, &name, &uri)?;
@@ -53,6 +60,35 @@ pub fn run(args: DiskMoveArgs) -> Result<(), Failure> {
         return show(&answer, &node);
     }
     wait(&mut admin, name, &node)
+}
+
+/// Whether it is a disk of another node rather than a device: `HOST:PORT/NAME`.
+fn is_of_node(to: &str) -> bool {
+    let Some((host, port)) = to.split_once('/').and_then(|(at, _)| at.rsplit_once(':')) else {
+        return false;
+    };
+    let is_device = ["file", "mem", "null", "nbd"].contains(&host) || to.contains('|');
+    // A relative path of digits is a device's all the same.
+    !host.is_empty() && port.parse::<u16>().is_ok() && !is_device
+}
+
+/// A disk of another node. The name of its machine is looked up here.
+fn peer(to: &str) -> Result<Peer, Failure> {
+    let wrong = || {
+        Failure::new(format!("'{to}' is no disk of a node"))
+            .hint("write HOST:PORT/NAME, as in b.example:7070/vm1")
+    };
+    let (at, disk) = to.split_once('/').filter(|(_, disk)| !disk.is_empty()).ok_or_else(wrong)?;
+    let (host, port) = at.rsplit_once(':').ok_or_else(wrong)?;
+    let host = host.trim_start_matches('[').trim_end_matches(']');
+    let port: u16 = port.parse().map_err(|_| wrong())?;
+    let found = (host, port).to_socket_addrs().map(|mut found| found.next());
+    let addr = match found {
+        Ok(Some(addr)) => addr,
+        Ok(None) => return Err(Failure::new(format!("{host} has no address"))),
+        Err(error) => return Err(Failure::new(format!("cannot find {host}: {error}"))),
+    };
+    Ok(Peer { addr, host: host.to_owned(), disk: disk.to_owned() })
 }
 
 /// A device whose relative path begins in the current directory.
@@ -133,6 +169,12 @@ fn end(answer: &Value, node: &NodeArgs) -> Result<(), Failure> {
             format!("disk {name} has moved to {uri} in {seconds:.1} s; its guest waited {pause} at most")
         }
         Some("aborted") => format!("disk {name} stays where it is: the move was aborted"),
+        Some("taken-back") => format!("disk {name} was taken back, and is served here"),
+        Some("waits") => format!("disk {name} waits for another move"),
+        _ if moving["to_node"] == true => format!(
+            "disk {name} is ready: migrate its machine now, and it follows to {uri}; or, if no \
+             machine uses it: millrace disk move {name} --finish-when-ready"
+        ),
         _ => format!(
             "disk {name} is ready to continue at {uri}: millrace disk move {name} --finish-when-ready"
         ),
@@ -162,6 +204,10 @@ fn show(answer: &Value, node: &NodeArgs) -> Result<(), Failure> {
     for moving in array(answer, "moves") {
         if let Some(why) = moving["why"].as_str() {
             out.line(&format!("disk {}: {why}", text(moving, "name")))?;
+        }
+        if let Some(why) = moving["lost_connection"].as_str() {
+            let name = text(moving, "name");
+            out.line(&format!("disk {name}: no connection, it is tried again: {why}"))?;
         }
         if let Some(limit) = moving["writes_bytes_per_second"].as_u64() {
             let name = text(moving, "name");

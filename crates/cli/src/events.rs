@@ -124,12 +124,12 @@ fn details(name: &str, event: &Value) -> String {
             format!("{process}, {}; guests waited {pause}", text("program"))
         }
         "upgrade-failed" => format!("{}: {}", text("program"), text("why")),
-        "attached" | "move-begun" => text("uri"),
+        "attached" | "move-begun" | "taken-back" => text("uri"),
         "moved" => {
             let pause = duration(Some(number("pause_us") as f64 * 1e3));
             format!("{}; its guest waited {pause} at most", text("uri"))
         }
-        "move-failed" => format!("{}: {}", text("uri"), text("why")),
+        "move-failed" | "elsewhere" => format!("{}: {}", text("uri"), text("why")),
         "writes-limited" => format!("to {} a second", Size(number("bytes_per_second"))),
         "not-opened" | "paused" => text("why"),
         "resized" => {

@@ -36,6 +36,10 @@ pub fn run(args: ServeArgs) -> Result<(), Failure> {
         allow_remote: yes(args.allow_remote),
         metrics: args.metrics,
         nbd: args.nbd,
+        moves: args.moves,
+        moves_cert: args.moves_cert,
+        moves_key: args.moves_key,
+        moves_ca: args.moves_ca,
         log_level: args.log_level,
         log_format: args.log_format,
         log_file: args.log_file,
@@ -81,6 +85,9 @@ fn say_ready(config: &Config, ready: &Ready) {
             text.push_str(&format!("nbd: nbd+unix:///DISK?socket={}\n", path.display()));
         }
         None => {}
+    }
+    if let Some(addr) = ready.moves {
+        text.push_str(&format!("moves: {addr}/DISK\n"));
     }
     if let Some(path) = ready.admin.as_ref().filter(|_| config.data.is_none()) {
         text.push_str(&format!("admin: {}\n", path.display()));
@@ -166,6 +173,7 @@ mod tests {
             disks: Vec::new(),
             metrics: None,
             nbd: None,
+            moves: None,
             admin: None,
             driver: "io_uring",
         };

@@ -30,6 +30,7 @@ use serde_json::{Value, json};
 
 use crate::disks::limits::LimitChange;
 use crate::disks::spec::DiskSpec;
+use crate::disks::transfers::Peer;
 use crate::error::{Error, Kind};
 
 /// The version of the protocol.
@@ -63,6 +64,9 @@ pub enum Request {
     DiskAttach {
         /// The disk; relative paths begin in the node's working directory.
         disk: DiskSpec,
+        /// Its data comes from another node; its guest waits for that.
+        #[serde(default)]
+        incoming: bool,
     },
     /// Removes a disk.
     DiskDetach {
@@ -92,6 +96,16 @@ pub enum Request {
         #[serde(default)]
         finish: bool,
     },
+    /// Begins to move a disk to another node.
+    DiskSend {
+        /// The disk's name.
+        name: String,
+        /// The disk there, which waits for its data.
+        to: Peer,
+        /// The disk goes there as soon as it can, also if no machine uses it.
+        #[serde(default)]
+        finish: bool,
+    },
     /// The moves under way, and the last one of each disk.
     DiskMoves {
         /// Only of this disk.
@@ -107,6 +121,9 @@ pub enum Request {
     DiskMoveAbort {
         /// The disk's name.
         name: String,
+        /// Take the disk back from another node without asking that.
+        #[serde(default)]
+        force: bool,
     },
     /// Limits all moves together.
     DiskMoveLimit {
@@ -259,7 +276,7 @@ impl Request {
         let request: Request =
             serde_json::from_value(value).map_err(|error| usage(error.to_string()))?;
         match &request {
-            Request::DiskAttach { disk } => disk.check().map_err(usage)?,
+            Request::DiskAttach { disk, .. } => disk.check().map_err(usage)?,
             Request::DiskLimit { change } => change.check().map_err(usage)?,
             Request::Upgrade { program: Some(program) } if !program.is_absolute() => {
                 return Err(usage(format!("{} is not an absolute path", program.display())));

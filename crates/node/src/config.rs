@@ -12,6 +12,7 @@ use lsm::Durability;
 use reactor::log::{Filter, Format};
 use reactor::{DriverKind, PollMode};
 use serde::Deserialize;
+use transfer::Identity;
 
 use crate::cores::{CoreChoice, place};
 use crate::disks::spec::{self, DiskSpec};
@@ -21,7 +22,7 @@ use crate::machine::Machine;
 use crate::nbd_address::NbdAddress;
 use crate::redis_version::RedisVersion;
 use crate::size::Size;
-use crate::tls::{TlsConfig, TlsSettings};
+use crate::tls::{self, TlsConfig, TlsSettings};
 
 /// The default address for clients.
 pub const LISTEN_DEFAULT: &str = "127.0.0.1:6379";
@@ -86,6 +87,14 @@ pub struct Settings {
     pub metrics: Option<String>,
     /// Where NBD clients connect: address and port, or `unix:` and a path.
     pub nbd: Option<String>,
+    /// Address and port at which disks of other nodes come.
+    pub moves: Option<String>,
+    /// The certificate that this node shows other nodes.
+    pub moves_cert: Option<PathBuf>,
+    /// The certificate's key.
+    pub moves_key: Option<PathBuf>,
+    /// The authorities of other nodes' certificates, or these themselves.
+    pub moves_ca: Option<PathBuf>,
     /// The log level.
     #[serde(default, deserialize_with = "from_text")]
     pub log_level: Option<Filter>,
@@ -176,6 +185,10 @@ impl Settings {
             allow_remote: self.allow_remote.or(other.allow_remote),
             metrics: self.metrics.or(other.metrics),
             nbd: self.nbd.or(other.nbd),
+            moves: self.moves.or(other.moves),
+            moves_cert: self.moves_cert.or(other.moves_cert),
+            moves_key: self.moves_key.or(other.moves_key),
+            moves_ca: self.moves_ca.or(other.moves_ca),
             log_level: self.log_level.or(other.log_level),
             log_format: self.log_format.or(other.log_format),
             log_file: self.log_file.or(other.log_file),
@@ -259,6 +272,10 @@ pub struct Config {
     pub metrics: Option<SocketAddr>,
     /// Where NBD clients connect, if anywhere.
     pub nbd: Option<NbdAddress>,
+    /// Where disks of other nodes come, if anywhere.
+    pub moves: Option<SocketAddr>,
+    /// How this node and others know each other, when disks move between them.
+    pub identity: Option<Identity>,
     /// The log.
     pub log: LogConfig,
     /// The password that clients must give before anything else.
@@ -325,6 +342,8 @@ impl Config {
             Err(what) => return Err(usage(what)),
         };
         let nbd = settings.nbd.as_deref().map(parse_nbd).transpose().map_err(usage)?;
+        let moves = settings.moves.as_deref().map(parse_listen).transpose().map_err(usage)?;
+        let identity = tls::identity(settings.moves_cert, settings.moves_key, settings.moves_ca)?;
         let tls_listen = settings.tls_listen.as_deref().map(parse_listen).transpose();
         let tls = TlsSettings {
             certificate: settings.tls_cert,
@@ -353,6 +372,14 @@ impl Config {
             return Err(usage(format!("{addr} cannot serve both NBD and something else"))
                 .hint("give --nbd another port"));
         }
+        if let Some(addr) = moves
+            && addr.port() != 0
+            && ([Some(listen), metrics, tls_listen].contains(&Some(addr))
+                || nbd == Some(NbdAddress::Tcp(addr)))
+        {
+            return Err(usage(format!("{addr} cannot serve both moves and something else"))
+                .hint("give --moves another port"));
+        }
         let password = match (&settings.password_file, settings.requirepass) {
             (Some(file), _) => Some(read_password(file).map_err(usage)?),
             (None, word) => word.and_then(Password::new),
@@ -362,6 +389,7 @@ impl Config {
             check_reachable(listen, metrics, password.is_some())?;
             check_reachable(tls_listen.unwrap_or(listen), metrics, password.is_some())?;
             check_nbd_reachable(nbd.as_ref())?;
+            check_moves_reachable(moves, identity.is_some())?;
         }
         let processors = place(settings.cores.as_ref(), &machine.allowed)
             .map_err(|what| usage(what).hint("omit --cores to use all of them"))?;
@@ -387,6 +415,8 @@ impl Config {
             salvage: settings.salvage.unwrap_or(false),
             metrics,
             nbd,
+            moves,
+            identity,
             log: LogConfig {
                 level: settings.log_level.unwrap_or(LogConfig::default().level),
                 format: settings.log_format.unwrap_or_default(),
@@ -463,6 +493,22 @@ fn check_nbd_reachable(nbd: Option<&NbdAddress>) -> Result<(), Error> {
             ))
         }
         _ => Ok(()),
+    }
+}
+
+/// Refuses an address for moves that other machines can reach without a certificate.
+fn check_moves_reachable(moves: Option<SocketAddr>, has_identity: bool) -> Result<(), Error> {
+    match moves.filter(|addr| !addr.ip().is_loopback() && !has_identity) {
+        Some(addr) => {
+            let what = format!(
+                "moves at {addr} would let other machines write to disks that wait for their data"
+            );
+            Err(Error::new(Kind::Usage, what).hint(
+                "add --moves-cert, --moves-key and --moves-ca for TLS, or --allow-remote if the \
+                 network is private",
+            ))
+        }
+        None => Ok(()),
     }
 }
 

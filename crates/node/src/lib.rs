@@ -45,6 +45,7 @@ pub use cores::{Allowed, CoreChoice, place, write_list};
 pub use disks::limits::LimitChange;
 pub use disks::spec::{DiskSpec, QUEUES_MAX};
 pub use disks::state::{ADMIN_SOCKET, STATE_VARIABLE, default_state};
+pub use disks::transfers::Peer;
 pub use error::{Error, Kind};
 pub use kv::TlsAuthClients;
 pub use launcher::confine::{Beneath, confine_calls, confine_paths};

@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use kv::{Tls, TlsAuthClients, TlsFault, TlsFiles};
+use transfer::{Identity, IdentityFault, IdentityFiles};
 
 use crate::error::{Error, Kind};
 
@@ -130,6 +131,38 @@ impl TlsConfig {
             )
         })
     }
+}
+
+/// Reads how this node and others know each other; `None` if they do not.
+///
+/// # Errors
+/// [`Kind::Usage`], with a text that names the flag or the file that is wrong.
+pub(crate) fn identity(
+    certificate: Option<PathBuf>,
+    key: Option<PathBuf>,
+    trusted: Option<PathBuf>,
+) -> Result<Option<Identity>, Error> {
+    let (certificate, key, trusted) = match (certificate, key, trusted) {
+        (None, None, None) => return Ok(None),
+        (Some(certificate), Some(key), Some(trusted)) => (certificate, key, trusted),
+        _ => {
+            let what = "--moves-cert, --moves-key and --moves-ca belong together";
+            return Err(Error::new(Kind::Usage, what).hint("give all of them, or none"));
+        }
+    };
+    let files = IdentityFiles {
+        certificate: &read(&certificate, "certificate for moves")?,
+        key: &read(&key, "key for moves")?,
+        trusted: &read(&trusted, "authority for moves")?,
+    };
+    Identity::new(&files).map(Some).map_err(|fault| {
+        let (what, file, why) = match fault {
+            IdentityFault::Certificate(why) => ("certificate", &certificate, why),
+            IdentityFault::Key(why) => ("key", &key, why),
+            IdentityFault::Trusted(why) => ("authority", &trusted, why),
+        };
+        Error::new(Kind::Usage, format!("cannot use the {what} {}: {why}", file.display()))
+    })
 }
 
 #[expect(clippy::disallowed_methods, reason = "start-up code, before any core runs")]

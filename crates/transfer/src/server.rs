@@ -1,9 +1,10 @@
 //! The destination's end: a [`Server`].
 //!
 //! A connection's task reads requests; a task for each executes it at the device, and queues the
-//! answer. A new connection for a disk ends the one before, and begins when nothing of that is in
-//! flight: so no late write follows. What requests hold is bounded for each connection and for all
-//! of them, and so is the time that a source may take to say who it is, or be silent.
+//! answer. What is about the disk as a whole is executed alone, and in order. A new connection for
+//! a disk ends the one before, and begins when nothing of that is in flight: so no late write
+//! follows. What requests hold is bounded for each connection and for all of them, and so is the
+//! time that a source may take to say who it is, or be silent.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -111,10 +112,15 @@ impl Server {
             accepting: RefCell::default(),
             changed: Event::new(),
         });
-        let (weak, listener) = (Rc::downgrade(&server), server.listener.clone());
-        let accepting = core.spawn(Class::Control, accept(core.clone(), weak, listener)).owned();
-        server.accepting.replace(Some(accepting));
+        server.resume();
         server
+    }
+
+    /// Accepts connections again, after [`Server::pause`].
+    pub fn resume(self: &Rc<Self>) {
+        let (weak, listener) = (Rc::downgrade(self), self.listener.clone());
+        let accepting = accept(self.core.clone(), weak, listener);
+        self.accepting.replace(Some(self.core.spawn(Class::Control, accepting).owned()));
     }
 
     /// The listener.
@@ -122,9 +128,9 @@ impl Server {
         &self.listener
     }
 
-    /// Ends all connections, and takes no more. Suspends until nothing of them is in flight, for at
-    /// most `ns`. Returns whether nothing is.
-    pub async fn stop(&self, ns: u64) -> bool {
+    /// Ends all connections, and takes none until [`Server::resume`]. Suspends until nothing of
+    /// them is in flight, for at most `ns`. Returns whether nothing is.
+    pub async fn pause(&self, ns: u64) -> bool {
         self.accepting.take();
         self.end(|_| true);
         let ended = self.changed.wait_until(|| self.connections.borrow().is_empty());
@@ -271,12 +277,18 @@ impl Connection {
             let received = timeout(core, SILENT_NS, self.link.next(|len| self.room(len))).await;
             let silent = |_| Broken::Io("it is silent".to_owned());
             let received = received.map_err(silent)??;
+            let Frame { kind, id, .. } = received.frame;
+            if let Kind::Own | Kind::Return | Kind::Abandon = kind {
+                self.done.wait_until(|| self.requests.get() == 0).await;
+                let (outcome, text) = decide(kind, &*destination).await;
+                self.answer(id, outcome, &text);
+                continue;
+            }
             self.done.wait_until(|| self.requests.get() < REQUESTS_MAX).await;
             self.requests.set(self.requests.get() + 1);
             let permit = Permit { connection: self.clone(), bytes: self.receiving.take() };
             let (destination, device) = (destination.clone(), device.clone());
             core.spawn(Class::Background, async move {
-                let id = received.frame.id;
                 let (outcome, text) =
                     permit.connection.execute(received, &*destination, &device).await;
                 permit.connection.answer(id, outcome, &text);
@@ -357,22 +369,10 @@ impl Connection {
                 step.map_err(|error| error.to_string())
             }
             Kind::Flush => device.flush().await.map_err(|error| error.to_string()),
-            Kind::Own => {
-                self.done.wait_until(|| self.requests.get() == 1).await;
-                destination.own().await
-            }
-            Kind::Return => match destination.give_back().await {
-                Ok(false) => return (Outcome::Begun, String::new()),
-                given => given.map(drop),
-            },
-            Kind::Abandon => destination.abandon().await,
             Kind::Ping => Ok(()),
-            Kind::Hello | Kind::Reply(_) => Err("it comes out of order".to_owned()),
+            _ => Err("it comes out of order".to_owned()),
         };
-        match done {
-            Ok(()) => (Outcome::Done, String::new()),
-            Err(why) => (Outcome::Failed, why),
-        }
+        outcome(done)
     }
 
     /// Whether the data here has this checksum.
@@ -392,6 +392,25 @@ impl Connection {
             Ok(_) => (Outcome::Differs, String::new()),
             Err(error) => (Outcome::Failed, error.to_string()),
         }
+    }
+}
+
+/// Executes a request about the disk as a whole. Suspends.
+async fn decide(kind: Kind, destination: &dyn Destination) -> (Outcome, String) {
+    outcome(match kind {
+        Kind::Own => destination.own().await,
+        Kind::Return => match destination.give_back().await {
+            Ok(false) => return (Outcome::Begun, String::new()),
+            given => given.map(drop),
+        },
+        _ => destination.abandon().await,
+    })
+}
+
+fn outcome(done: Result<(), String>) -> (Outcome, String) {
+    match done {
+        Ok(()) => (Outcome::Done, String::new()),
+        Err(why) => (Outcome::Failed, why),
     }
 }
 

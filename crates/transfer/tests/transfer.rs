@@ -277,7 +277,7 @@ fn a_hostile_source_gets_errors_or_is_disconnected() {
             said.borrow_mut().extend(bytes);
         }
         assert!(said.borrow().is_empty() && disk.begins.get() == 0);
-        assert!(server.stop(1_000_000_000).await);
+        assert!(server.pause(1_000_000_000).await);
     });
     run.unwrap();
 }

@@ -86,10 +86,16 @@ pub enum DiskCommand {
         SPEC is the same as in serve --disk; relative paths start in the current directory. The \
         node attaches the disk again after a restart, until it is detached. With on_error=pause a \
         disk whose device fails a request stands still until `millrace disk resume`, instead of \
-        failing (report, the default).")]
+        failing (report, the default).\n\n\
+        With --incoming the disk waits for its data, which another node sends: millrace disk move \
+        NAME --to HOST:PORT/NAME there. The machine may be started already, as the destination of \
+        its live migration; its guest's requests wait.")]
     Attach {
         /// The disk.
         spec: DiskSpec,
+        /// The data comes from another node, and the guest waits for it
+        #[arg(long)]
+        incoming: bool,
         /// Which node to ask.
         #[command(flatten)]
         node: NodeArgs,
@@ -192,12 +198,15 @@ pub enum DiskCommand {
     An image file that does not exist is created, as large as the disk. The data is copied, and what \
     the guest writes meanwhile is copied again; when little is left, the move is ready. With \
     --finish-when-ready the guest then waits some milliseconds, and the disk continues at the new \
-    device. The old one is left as it was then. Holes stay holes.")]
+    device. The old one is left as it was then. Holes stay holes.\n\n\
+    To another node: attach a disk with --incoming there, move this one to HOST:PORT/NAME, where that \
+    node takes disks (serve --moves), and when the move is ready let the machine migrate: when its \
+    guest stops here, the disk follows. A disk that no machine uses goes with --finish-when-ready.")]
 pub struct DiskMoveArgs {
     /// The name of the disk.
     pub name: Option<String>,
-    /// The new device, such as file:/new/vm1.img
-    #[arg(long, value_name = "URI", conflicts_with_all = ["status", "abort", "limit"])]
+    /// The new device, such as file:/new/vm1.img, or a disk of another node: HOST:PORT/NAME
+    #[arg(long, value_name = "URI|NODE/NAME", conflicts_with_all = ["status", "abort", "limit"])]
     pub to: Option<String>,
     /// Continue with the new device as soon as it has everything
     #[arg(long, conflicts_with_all = ["status", "abort", "limit"])]
@@ -208,9 +217,12 @@ pub struct DiskMoveArgs {
     /// Show the moves
     #[arg(long)]
     pub status: bool,
-    /// End the move; the disk stays where it is
+    /// End the move; the disk stays where it is, or is taken back from another node
     #[arg(long, conflicts_with = "status")]
     pub abort: bool,
+    /// Take the disk back without asking the other node, which may be serving it
+    #[arg(long, requires = "abort")]
+    pub force: bool,
     /// Limit the bytes per second of all moves together; 0 is no limit
     #[arg(long, value_name = "SIZE", conflicts_with_all = ["status", "abort", "name"])]
     pub limit: Option<Size>,

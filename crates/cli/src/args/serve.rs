@@ -186,6 +186,23 @@ pub struct ServeArgs {
     /// password: an address that other machines can reach needs --allow-remote.
     #[arg(long, value_name = "ADDR")]
     pub nbd: Option<String>,
+    /// Take disks from other nodes, for disks that are attached with --incoming: IP:PORT
+    ///
+    /// Other nodes send them there: millrace disk move NAME --to HOST:PORT/NAME. An address that
+    /// other machines can reach needs --moves-cert, --moves-key and --moves-ca, or --allow-remote.
+    #[arg(long, value_name = "ADDR")]
+    pub moves: Option<String>,
+    /// The certificate that this node shows other nodes when disks move, in PEM
+    ///
+    /// For both ends of a move; with it nodes speak TLS.
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub moves_cert: Option<PathBuf>,
+    /// The private key of that certificate, not encrypted
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub moves_key: Option<PathBuf>,
+    /// The authorities of other nodes' certificates, or these certificates themselves
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub moves_ca: Option<PathBuf>,
     /// The log level: off, error, warn, info, debug or trace [default: info]
     ///
     /// Modules may have their own levels: warn,lsm=debug.

@@ -8,6 +8,7 @@ use super::{Absent, DISKS_MAX, Disk, Disks, STOP_NS, Serving, ends};
 use crate::disks::events::What;
 use crate::disks::limits::{AllLimits, LimitChange};
 use crate::disks::spec::{self, DiskSpec};
+use crate::disks::transfers::Transfer;
 use crate::error::{Error, Kind};
 use crate::size::Size;
 
@@ -81,7 +82,7 @@ impl Disks {
     ///
     /// # Errors
     /// When its name or socket is taken, or it cannot be served or stored.
-    pub async fn attach(&self, core: &Core, spec: DiskSpec) -> Result<bool, Error> {
+    pub async fn attach(&self, core: &Core, spec: DiskSpec, incoming: bool) -> Result<bool, Error> {
         let _change = self.change().await?;
         let usage = |what| Error::new(Kind::Usage, what);
         let resources = self.resources()?;
@@ -101,7 +102,27 @@ impl Disks {
         }
         specs.push(spec.clone());
         spec::check_all(&specs).map_err(usage)?;
-        let serving = self.serve(core, &spec).await?;
+        if incoming && !resources.remembers() {
+            return Err(usage(
+                "a disk that comes from another node needs a state directory".into(),
+            )
+            .hint("start the node with --state DIR"));
+        }
+        // Before it is served, and also if it was left by an attach that has failed.
+        let transfer = incoming.then_some(Transfer::Incoming { id: None });
+        if incoming || self.transfers.borrow().contains_key(&spec.name) {
+            self.keep_transfer(&spec.name, transfer).await?;
+        }
+        let serving = match self.serve(core, &spec).await {
+            Ok(serving) => serving,
+            Err(error) => {
+                if incoming {
+                    // An attach that succeeds removes it.
+                    let _ = self.keep_transfer(&spec.name, None).await;
+                }
+                return Err(error);
+            }
+        };
         let kept = match self.ended.get() {
             true => Err(ends()),
             false => resources.keep(&spec).await,
@@ -178,8 +199,16 @@ impl Disks {
             (disk.spec.clone(), disk.attached)
         };
         let resources = self.resources()?;
-        resources.forget(&spec).await?;
+        // From now on no source changes how far it is.
+        let transfer = self.transfers.borrow_mut().remove(name);
+        if let Err(error) = resources.forget(&spec).await {
+            self.transfers
+                .borrow_mut()
+                .extend(transfer.map(|transfer| (name.to_owned(), transfer)));
+            return Err(error);
+        }
         self.limits.borrow_mut().forget(name);
+        self.forget_transfer(core, name).await;
         // A disk that follows may have come meanwhile.
         let was =
             self.with(name, |disk| std::mem::replace(&mut disk.serving, Err(Absent::Leaves(None))));
@@ -279,6 +308,7 @@ impl Disks {
         let _change = self.change().await?;
         let target = self.target(name)?;
         self.unless_moving(name)?;
+        self.unless_elsewhere(name)?;
         let old = target.device().size_bytes();
         if size_bytes < old && !shrink {
             let what = format!(

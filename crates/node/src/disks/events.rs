@@ -64,6 +64,16 @@ pub(crate) enum What {
     Moved { disk: String, uri: String, pause_us: u64 },
     /// A disk stays where it is.
     MoveFailed { disk: String, uri: String, why: String },
+    /// A disk comes from another node.
+    Coming { disk: String },
+    /// All of a disk has come from another node.
+    Came { disk: String },
+    /// The guest uses a disk that has come from another node.
+    Begun { disk: String },
+    /// A disk that was given to another node is served here again.
+    TakenBack { disk: String, uri: String },
+    /// The guest of a disk that has moved to another node waits here.
+    Elsewhere { disk: String, uri: String, why: String },
     /// A guest writes faster than its disk is copied: its writes are limited.
     WritesLimited { disk: String, bytes_per_second: u64 },
     /// A front end has connected; its process is 0 if it is not known.
@@ -131,12 +141,18 @@ impl What {
             What::UpgradeFailed { program, why } => vec![program, why],
             What::Attached { disk, uri }
             | What::MoveBegun { disk, uri }
+            | What::TakenBack { disk, uri }
             | What::Moved { disk, uri, .. } => vec![disk, uri],
-            What::MoveFailed { disk, uri, why } => vec![disk, uri, why],
+            What::MoveFailed { disk, uri, why } | What::Elsewhere { disk, uri, why } => {
+                vec![disk, uri, why]
+            }
             What::Detached { disk }
             | What::Resumed { disk }
             | What::Resized { disk, .. }
             | What::WritesLimited { disk, .. }
+            | What::Coming { disk }
+            | What::Came { disk }
+            | What::Begun { disk }
             | What::Connected { disk, .. }
             | What::Disconnected { disk, .. } => vec![disk],
             What::Limited { disk, group } => disk.iter_mut().chain(group).collect(),

@@ -30,6 +30,8 @@ impl nbd::Disks for Exported {
     fn disk(&self, name: &str) -> Option<Rc<dyn nbd::Disk>> {
         let disks = self.0.upgrade()?;
         let target = disks.target(name).ok().filter(|_| !disks.hidden.borrow().contains(name))?;
+        // Its data is, or may be, on another node.
+        let target = (!target.is_withheld()).then_some(target)?;
         Some(Rc::new(ExportedDisk(target)))
     }
 }

@@ -14,10 +14,13 @@ mod export;
 pub(crate) mod limits;
 mod moves;
 pub(crate) mod protocol;
+mod receiving;
 pub(crate) mod report;
 pub(crate) mod resources;
+mod sending;
 pub(crate) mod spec;
 pub(crate) mod state;
+pub(crate) mod transfers;
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
@@ -35,6 +38,7 @@ use crate::disks::moves::Move;
 use crate::disks::protocol::Named;
 use crate::disks::resources::{Ready, Resources};
 use crate::disks::spec::DiskSpec;
+use crate::disks::transfers::Transfer;
 use crate::error::{Error, Kind};
 
 /// Maximum number of disks.
@@ -130,6 +134,16 @@ pub(crate) struct Disks {
     moves: RefCell<BTreeMap<String, Rc<Move>>>,
     /// Bytes per second of all moves together; 0 is no limit.
     moves_rate: Cell<u64>,
+    /// How far disks are on their way to other nodes, or from them.
+    transfers: RefCell<BTreeMap<String, Transfer>>,
+    /// Disks whose way is being changed.
+    deciding: RefCell<BTreeSet<String>>,
+    /// How this node and others know each other.
+    identity: RefCell<Option<transfer::Identity>>,
+    /// Takes disks from other nodes.
+    receiver: RefCell<Option<Rc<transfer::Server>>>,
+    /// The disks that are coming: the move, and what is said of this process then.
+    incarnations: RefCell<BTreeMap<String, (u64, u64)>>,
     /// Notified when a change has ended, a detached disk has gone, or the node ends.
     changed: Event,
 }
@@ -163,7 +177,11 @@ impl Disks {
         });
         let resources = Some(resources);
         let begun = taken.len() + following.len();
-        let disks = Disks { resources, begun: begun.into(), limits, ..Disks::default() };
+        let transfers = named
+            .iter()
+            .filter_map(|named| Some((named.spec.name.clone(), named.transfer.clone()?)));
+        let transfers = RefCell::new(transfers.collect());
+        let disks = Disks { resources, begun: begun.into(), limits, transfers, ..Disks::default() };
         let known = |spec: &DiskSpec| named.iter().find(|named| named.spec.name == spec.name);
         for (Served { spec, target, .. }, serving) in taken {
             disks.remember(&spec, &target, known(&spec).and_then(|named| named.write_cache));
@@ -280,6 +298,9 @@ impl Disks {
         let options = options(spec, self.begun.replace(self.begun.get() + 1));
         tracing::info!(disk = %name, uri = %spec.uri, socket = %spec.socket.display(), "serving a disk");
         let target = Target::new(core, device, options);
+        if self.transfers.borrow().get(name).is_some_and(Transfer::withholds) {
+            target.withhold();
+        }
         self.remember(spec, &target, write_cache);
         self.apply_limits(core, &spec.name, &target);
         let serving = {
@@ -436,6 +457,7 @@ impl Disks {
         if timeout(core, STOP_NS, self.end_moves()).await.is_err() {
             tracing::error!("a move has not ended: its disk stays as the state directory has it");
         }
+        self.stop_receiving().await;
         self.stop_nbd().await;
         let following = self.following.take();
         if let Some(following) = following {

@@ -1,4 +1,5 @@
-//! Moves of a disk's data to another device while a guest uses it: `millrace disk move`.
+//! Moves of a disk's data to another device, or to another node (`sending`), while a guest uses it:
+//! `millrace disk move`.
 //!
 //! ```text
 //!   copying --> ready --> switching --> done
@@ -27,21 +28,26 @@ use std::cell::{Cell, RefCell};
 use std::future::Future;
 use std::rc::Rc;
 
-use bdev::{Bdev, Copy, DeviceTarget, Geometry};
+use bdev::{Bdev, Copy, CopyTarget, DeviceTarget};
 use reactor::{Class, Core, Either, Event, race, timeout};
 use serde_json::{Value, json};
-use vhost::Target;
+use transfer::Shape;
+use vhost::{FrontEnd, Target};
 
 use super::Disks;
+use super::sending::Sending;
 use crate::disks::events::What;
 use crate::disks::spec::DiskSpec;
+use crate::disks::transfers::Transfer;
 use crate::error::{Error, Kind};
 use crate::mutant::{self, Mutant};
 
 /// How long the requests of a disk may take to end before a switch, and those of NBD clients.
-const QUIESCE_NS: u64 = 2_000_000_000;
+pub(super) const QUIESCE_NS: u64 = 2_000_000_000;
 /// Pause before another attempt to switch, and between two rounds of a move that is ready.
 const AGAIN_NS: u64 = 100_000_000;
+/// The same, while a guest's machine moves to another node and stops at any moment.
+const SOON_NS: u64 = 2_000_000;
 /// Attempts to let a disk that has not moved continue without the bitmap.
 const BACK_MAX: u32 = 3;
 /// The rest that is copied while the guest waits: what takes so long, but at least so much.
@@ -80,13 +86,34 @@ impl Stage {
     }
 }
 
+/// Where a disk goes.
+pub(super) enum Goal {
+    /// To another device of this node, with which it is served then.
+    Device(DiskSpec, Bdev),
+    /// To another node.
+    Node(Rc<Sending>),
+}
+
+impl Goal {
+    fn uri(&self) -> String {
+        match self {
+            Goal::Device(spec, _) => spec.uri.clone(),
+            Goal::Node(sending) => sending.to.to_string(),
+        }
+    }
+}
+
 /// A move, or what is remembered of one that has ended.
 pub(crate) struct Move {
     uri: String,
+    /// The way to another node.
+    sending: Option<Rc<Sending>>,
     stage: RefCell<Stage>,
     /// It is to finish as soon as it is ready; it is to end.
     finish: Cell<bool>,
     abort: Cell<bool>,
+    /// This process ends; the next one continues, if it can.
+    leave: Cell<bool>,
     copy: RefCell<Option<Rc<Copy>>>,
     total_bytes: Cell<u64>,
     /// How much may be left when the guest has to wait.
@@ -104,6 +131,8 @@ pub(crate) struct Move {
 /// Why a move does not go on.
 enum Stop {
     Aborted,
+    /// The next process continues.
+    Left,
     Failed(Error),
 }
 
@@ -128,8 +157,23 @@ impl Move {
         matches!(*self.stage.borrow(), Stage::Copying | Stage::Ready | Stage::Switching)
     }
 
-    fn is_aborted(&self) -> bool {
-        self.abort.get()
+    fn is_stopped(&self) -> bool {
+        self.abort.get() || self.leave.get()
+    }
+
+    /// Suspends until it is to end.
+    pub(super) async fn until_stopped(&self) {
+        self.changed.wait_until(|| self.is_stopped()).await;
+    }
+
+    /// Why it ends.
+    fn stop(&self) -> Stop {
+        if self.abort.get() { Stop::Aborted } else { Stop::Left }
+    }
+
+    /// Notes how long the guest has waited.
+    pub(super) fn note_pause(&self, pause_us: u64) {
+        self.pause_us.set(self.pause_us.get().max(pause_us));
     }
 
     fn set_stage(&self, stage: Stage) {
@@ -142,7 +186,7 @@ impl Move {
         let copy = self.copy.borrow();
         let end_ns = if self.is_active() { now_ns } else { self.ended_ns.get() };
         let limit = self.writes_limit.get();
-        json!({
+        let mut report = json!({
             "name": name,
             "uri": self.uri,
             "stage": stage.name(),
@@ -157,42 +201,14 @@ impl Move {
             "writes_bytes_per_second": (limit > 0).then_some(limit),
             "pause_us": self.pause_us.get(),
             "seconds": end_ns.saturating_sub(self.began_ns) as f64 / 1e9,
-        })
-    }
-}
-
-/// Refuses a device that the guest could tell from the old one.
-fn fits(old: &Geometry, new: &Geometry) -> Result<(), String> {
-    if new.read_only != old.read_only {
-        let is = if new.read_only { "read-only" } else { "not read-only, as the disk is" };
-        return Err(format!("it is {is}"));
-    }
-    // A guest has been told what the disk can do, and so has a front end that connects again.
-    for (what, old, new) in [
-        ("discard", old.discard.then_some(old.discard_max), new.discard.then_some(new.discard_max)),
-        (
-            "write zeroes over",
-            old.write_zeroes.then_some(old.write_zeroes_max),
-            new.write_zeroes.then_some(new.write_zeroes_max),
-        ),
-    ] {
-        if new < old {
-            let (new, old) = (new.unwrap_or(0), old.unwrap_or(0));
-            return Err(format!("a request can {what} {new} bytes, and {old} of the disk"));
+        });
+        if let Some(sending) = &self.sending {
+            report["to_node"] = true.into();
+            report["sent_bytes"] = sending.sender.sent_bytes().into();
+            report["lost_connection"] = sending.sender.broken().into();
         }
+        report
     }
-    if new.size_bytes != old.size_bytes {
-        let (new, old) = (new.size_bytes, old.size_bytes);
-        return Err(format!("it has {new} bytes, and the disk has {old}"));
-    }
-    if new.block_size > old.block_size {
-        let (new, old) = (new.block_size, old.block_size);
-        return Err(format!("its block has {new} bytes, and that of the disk {old}"));
-    }
-    if new.volatile_cache && !old.volatile_cache {
-        return Err("its writes are durable only after a flush, those of the disk always: add write=through".to_owned());
-    }
-    Ok(())
 }
 
 fn granule(size_bytes: u64) -> u64 {
@@ -215,11 +231,7 @@ impl Disks {
         let usage = |what: String| Error::new(Kind::Usage, what);
         let _change = self.change().await?;
         let target = self.target(name)?;
-        if self.moves(name) {
-            return Err(usage(format!("disk {name} is being moved")).hint(
-                "`millrace disk move --status` shows it, `millrace disk move NAME --abort` ends it",
-            ));
-        }
+        self.may_move(name, &target)?;
         let (spec, attached) = {
             let disk = &self.all.borrow()[self.find(name)?];
             (disk.spec.clone(), disk.attached)
@@ -231,13 +243,11 @@ impl Disks {
             ))
             .hint("move disks that were attached with `millrace disk attach`"));
         }
-        if target.holds() {
-            return Err(system(format!("disk {name} waits for operations of the previous node")));
-        }
         let spec = DiskSpec { uri: uri.to_owned(), ..spec };
         let resources = self.resources()?.clone();
         let opened = resources.open_target(core, &spec).await.and_then(|device| {
-            let fits = fits(&target.device().geometry(), &device.geometry());
+            let old = Shape::of(&target.device().geometry());
+            let fits = old.fits(&Shape::of(&device.geometry()));
             fits.map_err(|why| usage(format!("{uri} does not fit disk {name}: {why}")))?;
             Ok(device)
         });
@@ -250,11 +260,44 @@ impl Disks {
         };
         tracing::info!(disk = name, to = uri, "moving a disk");
         self.report(core, What::MoveBegun { disk: name.to_owned(), uri: uri.to_owned() });
+        self.start_move(core, name, target, Goal::Device(spec, device), finish);
+        Ok(self.moves_report(core, Some(name)))
+    }
+
+    /// Refuses to move a disk that is moving, or is not here.
+    pub(super) fn may_move(&self, name: &str, target: &Target) -> Result<(), Error> {
+        if self.moves(name) {
+            let what = format!("disk {name} is being moved");
+            return Err(Error::new(Kind::Usage, what).hint(
+                "`millrace disk move --status` shows it, `millrace disk move NAME --abort` ends it",
+            ));
+        }
+        self.unless_elsewhere(name)?;
+        if target.holds() {
+            return Err(system(format!("disk {name} waits for operations of the previous node")));
+        }
+        Ok(())
+    }
+
+    /// Starts the task that moves a disk.
+    pub(super) fn start_move(
+        self: &Rc<Self>,
+        core: &Core,
+        name: &str,
+        target: Rc<Target>,
+        goal: Goal,
+        finish: bool,
+    ) {
         let moving = Rc::new(Move {
-            uri: uri.to_owned(),
+            uri: goal.uri(),
+            sending: match &goal {
+                Goal::Device(..) => None,
+                Goal::Node(sending) => Some(sending.clone()),
+            },
             stage: RefCell::new(Stage::Copying),
             finish: Cell::new(finish),
             abort: Cell::new(false),
+            leave: Cell::new(false),
             copy: RefCell::default(),
             total_bytes: Cell::new(0),
             rest_bytes: Cell::new(0),
@@ -265,11 +308,10 @@ impl Disks {
             changed: Event::new(),
         });
         self.moves.borrow_mut().insert(name.to_owned(), moving.clone());
-        let (disks, again) = (self.clone(), core.clone());
+        let (disks, again, name) = (self.clone(), core.clone(), name.to_owned());
         core.spawn(Class::Background, async move {
-            disks.run_move(&again, spec, device, target, moving).await;
+            disks.run_move(&again, &name, &goal, &target, &moving).await;
         });
-        Ok(self.moves_report(core, Some(name)))
     }
 
     /// Whether a disk is being moved.
@@ -318,16 +360,40 @@ impl Disks {
     pub fn finish_move(&self, core: &Core, name: &str) -> Result<Value, Error> {
         let moving = self.move_of(name)?;
         moving.finish.set(true);
+        moving.sending.iter().for_each(|sending| sending.anyway.set(true));
         moving.changed.notify_all();
         Ok(self.moves_report(core, Some(name)))
     }
 
-    /// Ends a move; the disk stays where it is. Suspends until it does, or has moved.
+    /// Ends a move; the disk stays where it is. A disk that was given to another node is taken back
+    /// from there, by `force` without asking; one that waits for its data forgets the source.
+    /// Suspends until that is done.
     ///
     /// # Errors
-    /// When the disk is not being moved.
-    pub async fn abort_move(&self, core: &Core, name: &str) -> Result<Value, Error> {
-        let moving = self.move_of(name)?;
+    /// When the disk is not being moved, or the other node does not give it back.
+    pub async fn abort_move(
+        self: &Rc<Self>,
+        core: &Core,
+        name: &str,
+        force: bool,
+    ) -> Result<Value, Error> {
+        let moving = match self.move_of(name) {
+            Ok(moving) => moving,
+            Err(error) => {
+                let stage = match self.transfer(name) {
+                    Some(Transfer::Given { id, to } | Transfer::Sent { id, to }) => {
+                        self.take_back(core, name, id, &to, force).await?;
+                        "taken-back"
+                    }
+                    Some(Transfer::Incoming { id: Some(_) }) => {
+                        self.forget_source(name).await?;
+                        "waits"
+                    }
+                    _ => return Err(error),
+                };
+                return Ok(json!({"moves": [{"name": name, "stage": stage}]}));
+            }
+        };
         moving.abort.set(true);
         moving.changed.notify_all();
         moving.changed.wait_until(|| !moving.is_active()).await;
@@ -342,7 +408,7 @@ impl Disks {
     }
 
     /// Gives each move its part of the rate.
-    fn share_rate(&self) {
+    pub(super) fn share_rate(&self) {
         let moves = self.moves.borrow();
         let active = || moves.values().filter(|moving| moving.is_active());
         let (rate, count) = (self.moves_rate.get(), active().count().max(1) as u64);
@@ -355,7 +421,7 @@ impl Disks {
     pub(super) async fn end_moves(&self) {
         let all: Vec<_> = self.moves.borrow().values().cloned().collect();
         for moving in all {
-            moving.abort.set(true);
+            moving.leave.set(true);
             moving.changed.notify_all();
             moving.changed.wait_until(|| !moving.is_active()).await;
         }
@@ -364,36 +430,50 @@ impl Disks {
     async fn run_move(
         self: Rc<Self>,
         core: &Core,
-        spec: DiskSpec,
-        device: Bdev,
-        target: Rc<Target>,
-        moving: Rc<Move>,
+        name: &str,
+        goal: &Goal,
+        target: &Target,
+        moving: &Move,
     ) {
         let old = target.device().untracked();
-        let moved = self.carry_out(core, &spec, &device, &target, &moving).await;
+        let moved = self.carry_out(core, name, goal, target, moving).await;
         target.limit_writes(0);
         moving.writes_limit.set(0);
-        let (disk, uri) = (spec.name.clone(), spec.uri.clone());
+        let (disk, uri) = (name.to_owned(), moving.uri.clone());
+        if moved.is_err() || moving.sending.is_some() {
+            self.go_back(core, name, target, moving, &old).await;
+        }
         let (stage, what) = match moved {
             Ok(()) => {
                 let pause_us = moving.pause_us.get();
-                tracing::info!(disk = spec.name, to = spec.uri, pause_us, "moved a disk");
-                (Stage::Done, What::Moved { disk, uri, pause_us })
+                tracing::info!(disk = name, to = uri, pause_us, "moved a disk");
+                if let Goal::Node(sending) = goal {
+                    self.watch(core, name, sending.id, &sending.to);
+                }
+                (Stage::Done, Some(What::Moved { disk, uri, pause_us }))
             }
             Err(stop) => {
-                self.go_back(core, &spec.name, &target, &moving, &old).await;
-                if let Ok(resources) = self.resources() {
-                    resources.drop_target(&spec.name).await;
+                match goal {
+                    Goal::Node(_) if matches!(stop, Stop::Left) => {}
+                    Goal::Node(sending) => self.give_up(core, name, sending).await,
+                    Goal::Device(..) => {
+                        if let Ok(resources) = self.resources() {
+                            resources.drop_target(name).await;
+                        }
+                    }
                 }
                 let (stage, why) = match stop {
                     Stop::Aborted => (Stage::Aborted, "it was aborted".to_owned()),
+                    Stop::Left => (Stage::Aborted, "the node ends".to_owned()),
                     Stop::Failed(error) => (Stage::Failed(error.to_string()), error.to_string()),
                 };
-                tracing::warn!(disk = spec.name, to = spec.uri, "a disk stays where it is: {why}");
-                (stage, What::MoveFailed { disk, uri, why })
+                tracing::warn!(disk = name, to = uri, "a disk stays where it is: {why}");
+                (stage, Some(What::MoveFailed { disk, uri, why }))
             }
         };
-        self.report(core, what);
+        if let Some(what) = what {
+            self.report(core, what);
+        }
         moving.ended_ns.set(core.now_ns());
         moving.copy.take();
         moving.set_stage(stage);
@@ -449,7 +529,7 @@ impl Disks {
             };
             target.resume();
             let pause_us = (core.now_exact_ns() - began_ns) / 1000;
-            moving.pause_us.set(moving.pause_us.get().max(pause_us));
+            moving.note_pause(pause_us);
             quiesced
         };
         let swapped = swapped.await;
@@ -460,25 +540,37 @@ impl Disks {
     async fn carry_out(
         &self,
         core: &Core,
-        spec: &DiskSpec,
-        device: &Bdev,
+        name: &str,
+        goal: &Goal,
         target: &Target,
         moving: &Move,
     ) -> Result<(), Stop> {
         let old = target.device().untracked();
-        let tracked = old.tracked(core, granule(device.size_bytes())).await?;
-        let copy = Rc::new(Copy::new(core, &tracked, Box::new(DeviceTarget::new(core, device)?))?);
-        self.swap(core, &spec.name, target, moving, async || Ok(tracked.clone())).await?;
+        let tracked = old.tracked(core, granule(old.size_bytes())).await?;
+        let to: Box<dyn CopyTarget> = match goal {
+            Goal::Device(_, device) => Box::new(DeviceTarget::new(core, device)?),
+            Goal::Node(sending) => Box::new(sending.sender.clone()),
+        };
+        let copy = Rc::new(Copy::new(core, &tracked, to)?);
+        self.swap(core, name, target, moving, async || Ok(tracked.clone())).await?;
         moving.copy.replace(Some(copy.clone()));
         self.share_rate();
-        unless_aborted(moving, copy.begin()).await?;
+        unless_stopped(moving, copy.begin()).await?;
         moving.total_bytes.set(copy.left_bytes());
         let (mut stalled, mut before) = (0, u64::MAX);
         loop {
             let (began_ns, requests, written) =
                 (core.now_ns(), completions(target), written(target));
-            let bytes = unless_aborted(moving, copy.pass()).await?;
+            let bytes = unless_stopped(moving, copy.pass()).await?;
             let ns = (core.now_ns() - began_ns).max(1);
+            if let Goal::Node(sending) = goal {
+                let again = sending.sender.take_renewed();
+                sending.sender.compare(again);
+                if again {
+                    unless_stopped(moving, copy.begin()).await?;
+                    continue;
+                }
+            }
             // Others use the disk: leave them room, unless that takes too long.
             copy.be_gentle(completions(target) > requests && stalled == 0);
             let per_second = |bytes: u64| bytes.saturating_mul(1_000_000_000) / ns;
@@ -486,11 +578,17 @@ impl Disks {
             let left = copy.left_bytes();
             let most = (rate.saturating_mul(REST_NS) / 1_000_000_000).max(REST_BYTES_MIN);
             moving.rest_bytes.set(most);
-            if left > most {
+            // A guest that has stopped here waits there.
+            let leaves = match goal {
+                Goal::Device(..) => false,
+                Goal::Node(sending) => sending.may_leave(target.front_end()),
+            };
+            if left > most && !leaves {
                 moving.set_stage(Stage::Copying);
                 stalled = if left > before / 4 * 3 { stalled + 1 } else { 0 };
                 before = left;
-                if stalled > STALLED_MAX && moving.finish.get() {
+                let wanted = moving.finish.get() || moving.sending.is_some();
+                if stalled > STALLED_MAX && wanted {
                     // Half of what can be copied: each write marks more than it writes.
                     let written = per_second(self::written(target).saturating_sub(written));
                     if written.saturating_mul(EXPLAINED) < per_second(left) {
@@ -499,27 +597,51 @@ impl Disks {
                     }
                     let limit = u128::from(written) * u128::from(bytes) / u128::from(2 * left);
                     let limit = u64::try_from(limit).unwrap_or(u64::MAX);
-                    self.limit_writes(core, &spec.name, target, moving, limit);
+                    self.limit_writes(core, name, target, moving, limit);
                     stalled = 0;
                 }
                 continue;
             }
             (stalled, before) = (0, u64::MAX);
-            if !moving.finish.get() {
+            let may_switch = match goal {
+                Goal::Device(..) => moving.finish.get(),
+                Goal::Node(_) => leaves,
+            };
+            if !may_switch {
                 moving.set_stage(Stage::Ready);
-                let wanted =
-                    moving.changed.wait_until(|| moving.finish.get() || moving.is_aborted());
-                let _ = timeout(core, AGAIN_NS, wanted).await;
+                match goal {
+                    Goal::Device(..) => {
+                        let wanted = moving
+                            .changed
+                            .wait_until(|| moving.finish.get() || moving.is_stopped());
+                        let _ = timeout(core, AGAIN_NS, wanted).await;
+                    }
+                    Goal::Node(sending) => {
+                        let leaves = target.until_front_end(|does| sending.may_leave(does));
+                        let wanted = moving.changed.wait_until(|| {
+                            moving.is_stopped() || sending.may_leave(target.front_end())
+                        });
+                        let moves = target.front_end() == FrontEnd::Running { moves: true };
+                        let ns = if moves { SOON_NS } else { AGAIN_NS };
+                        let _ = timeout(core, ns, race(leaves, wanted)).await;
+                    }
+                }
                 continue;
             }
             moving.set_stage(Stage::Switching);
-            match self.switch(core, spec, device, target, moving, &copy).await {
+            let switched = match goal {
+                Goal::Device(spec, device) => {
+                    self.switch(core, spec, device, target, moving, &copy).await
+                }
+                Goal::Node(sending) => self.give(core, name, target, moving, &copy, sending).await,
+            };
+            match switched {
                 Ok(()) => return Ok(()),
                 Err(Switch::Later(why)) => {
-                    tracing::warn!(disk = spec.name, "{why}; the switch is tried again");
+                    tracing::warn!(disk = name, "{why}; the switch is tried again");
                     core.sleep_ns(AGAIN_NS).await;
-                    if moving.is_aborted() {
-                        return Err(Stop::Aborted);
+                    if moving.is_stopped() {
+                        return Err(moving.stop());
                     }
                 }
                 Err(Switch::Failed(error)) => return Err(Stop::Failed(error)),
@@ -590,7 +712,7 @@ impl Disks {
 }
 
 /// Why a disk was not switched.
-enum Switch {
+pub(super) enum Switch {
     /// It may be tried again.
     Later(Error),
     Failed(Error),
@@ -606,14 +728,13 @@ fn completions(target: &Target) -> u64 {
     target.stats().iter().map(|ring| ring.completions.get()).sum()
 }
 
-/// Waits for a step of a move, unless the move is aborted before.
-async fn unless_aborted<T>(
+/// Waits for a step of a move, unless the move is to end before.
+async fn unless_stopped<T>(
     moving: &Move,
     step: impl Future<Output = Result<T, bdev::Error>>,
 ) -> Result<T, Stop> {
-    let aborted = moving.changed.wait_until(|| moving.is_aborted());
-    match race(aborted, step).await {
-        Either::First(()) => Err(Stop::Aborted),
+    match race(moving.until_stopped(), step).await {
+        Either::First(()) => Err(moving.stop()),
         Either::Second(done) => Ok(done?),
     }
 }

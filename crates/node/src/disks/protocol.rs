@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 use crate::disks::events::What;
 use crate::disks::limits::LimitChange;
 use crate::disks::spec::DiskSpec;
+use crate::disks::transfers::Transfer;
 
 /// The version of the protocol between a node and its launcher.
 pub(crate) const VERSION: u32 = 3;
@@ -30,6 +31,12 @@ pub(crate) enum ToLauncher {
     DropTarget { name: String },
     /// Store that the disk has moved there.
     Moved { name: String },
+    /// Store how far a disk is on its way to another node, or from one.
+    KeepTransfer { name: String, transfer: Option<Transfer> },
+    /// Begin a connection to the node to which a disk goes: its descriptor.
+    Dial { name: String },
+    /// The socket at which disks of other nodes come: its descriptor.
+    TakeDisks,
     /// Remove the name of a disk's socket.
     Close { name: String },
     /// Store a disk that is being attached, for the next start.
@@ -74,6 +81,9 @@ pub(crate) struct Named {
     pub attached: bool,
     /// What the front ends at its socket were told of a write cache, if known.
     pub write_cache: Option<bool>,
+    /// How far it is on its way to another node, or from one.
+    #[serde(default)]
+    pub transfer: Option<Transfer>,
 }
 
 /// Sent with the descriptors of a disk: those of its device, and of its socket.

@@ -93,7 +93,7 @@ fn kind(why: &Absent) -> &'static str {
 }
 
 /// A summary of a disk.
-pub(crate) fn short(disk: &Disk) -> Value {
+pub(crate) fn short(disks: &Disks, disk: &Disk) -> Value {
     let spec = &disk.spec;
     let mut value = json!({
         "name": spec.name,
@@ -102,6 +102,9 @@ pub(crate) fn short(disk: &Disk) -> Value {
         "queues": spec.queues,
         "attached": disk.attached,
     });
+    if let Some(elsewhere) = disks.elsewhere(&spec.name) {
+        value["elsewhere"] = elsewhere.into();
+    }
     match &disk.serving {
         Ok(serving) => {
             let geometry = serving.target.device().geometry();
@@ -148,8 +151,8 @@ fn rates(name: &str, limits: &Limits) -> Value {
 }
 
 /// All counters of a disk.
-pub(crate) fn long(disk: &Disk) -> Value {
-    let mut value = short(disk);
+pub(crate) fn long(disks: &Disks, disk: &Disk) -> Value {
+    let mut value = short(disks, disk);
     if let Ok(serving) = &disk.serving {
         let geometry = serving.target.device().geometry();
         value["block_bytes"] = geometry.block_size.into();

@@ -13,7 +13,7 @@ use std::pin::Pin;
 use std::rc::Rc;
 
 use bdev::{Bdev, ErrorKind, Parts};
-use reactor::{Class, Core, UnixListener};
+use reactor::{Class, Core, Listener, Socket, UnixListener};
 use vhost::Door;
 
 use crate::disks::events::{EventLog, What};
@@ -21,6 +21,7 @@ use crate::disks::limits::{AllLimits, LimitChange};
 use crate::disks::protocol::{Named, Opened, ToLauncher};
 use crate::disks::spec::DiskSpec;
 use crate::disks::state::State;
+use crate::disks::transfers::{Peer, Transfer};
 use crate::error::{Error, Kind};
 use crate::ipc::channel::Channel;
 use crate::patience::{Exclusive, Patience, patiently};
@@ -49,12 +50,21 @@ pub(crate) struct LocalResources {
     events: EventLog,
     /// Plays the state directory of a simulated world.
     #[cfg(feature = "testing")]
-    kept: RefCell<Option<Kept>>,
+    kept: RefCell<Option<Rc<dyn Kept>>>,
 }
 
-/// Hears of each disk that is stored.
+/// Plays the state directory of a simulated world.
 #[cfg(feature = "testing")]
-pub type Kept = Rc<dyn Fn(&DiskSpec)>;
+pub trait Kept {
+    /// Stores a disk.
+    fn keep(&self, spec: &DiskSpec);
+
+    /// What was stored last of a disk's way to another node, in JSON.
+    fn transfer(&self, name: &str) -> Option<String>;
+
+    /// Stores that.
+    fn keep_transfer(&self, name: &str, transfer: Option<String>);
+}
 
 impl LocalResources {
     pub fn new(core: &Core, asked: &[DiskSpec], state: Option<State>) -> LocalResources {
@@ -70,9 +80,9 @@ impl LocalResources {
         }
     }
 
-    /// Sets who hears of each disk that is stored.
+    /// Sets who plays the state directory.
     #[cfg(feature = "testing")]
-    pub fn on_keep(&self, kept: Kept) {
+    pub fn on_keep(&self, kept: Rc<dyn Kept>) {
         self.kept.replace(Some(kept));
     }
 
@@ -83,6 +93,10 @@ impl LocalResources {
 
     /// Whether attached disks come back after a restart.
     pub fn remembers(&self) -> bool {
+        #[cfg(feature = "testing")]
+        if self.kept.borrow().is_some() {
+            return true;
+        }
         self.state.is_some()
     }
 
@@ -102,7 +116,8 @@ impl LocalResources {
         all.chain(attached.map(|spec| (spec, true)))
             .map(|(spec, attached)| {
                 let write_cache = self.write_cache(&spec.socket);
-                Named { spec, attached, write_cache }
+                let transfer = self.transfer(&spec.name);
+                Named { spec, attached, write_cache, transfer }
             })
             .collect()
     }
@@ -115,7 +130,7 @@ impl LocalResources {
     pub async fn keep(&self, spec: &DiskSpec) -> Result<(), Error> {
         #[cfg(feature = "testing")]
         if let Some(kept) = &*self.kept.borrow() {
-            kept(spec);
+            kept.keep(spec);
         }
         match &self.state {
             Some(state) => state.keep_disk(spec).await.map_err(system),
@@ -127,16 +142,46 @@ impl LocalResources {
     /// state directory certainly has the old device.
     pub async fn moved(&self, spec: &DiskSpec) -> Result<(), Error> {
         let kept = self.keep(spec).await;
+        self.out_of_doubt(&spec.name).await;
+        kept
+    }
+
+    /// Suspends until the state directory certainly has what it had before a change that has
+    /// failed.
+    async fn out_of_doubt(&self, disk: &str) {
         while let Some(state) = self.state.as_ref().filter(|state| state.is_in_doubt()) {
-            tracing::error!(
-                disk = spec.name,
-                "its guest waits until the state directory can be written again"
-            );
+            tracing::error!(disk, "its guest waits until the state directory can be written again");
             self.core.sleep_ns(STATE_AGAIN_NS).await;
             // It is tried again.
             let _ = state.write_again().await;
         }
-        kept
+    }
+
+    /// How far a disk is on its way to another node, or from one.
+    pub fn transfer(&self, name: &str) -> Option<Transfer> {
+        #[cfg(feature = "testing")]
+        if let Some(kept) = &*self.kept.borrow() {
+            return serde_json::from_str(&kept.transfer(name)?).ok();
+        }
+        self.state.as_ref()?.transfer(name)
+    }
+
+    /// Stores that. Suspends until it is durable or, if it fails, until the state directory
+    /// certainly has what it had before.
+    pub async fn keep_transfer(
+        &self,
+        name: &str,
+        transfer: Option<&Transfer>,
+    ) -> Result<(), Error> {
+        #[cfg(feature = "testing")]
+        if let Some(kept) = &*self.kept.borrow() {
+            let text = transfer.and_then(|transfer| serde_json::to_string(transfer).ok());
+            kept.keep_transfer(name, text);
+        }
+        let Some(state) = &self.state else { return Ok(()) };
+        let stored = state.keep_transfer(name, transfer).await;
+        self.out_of_doubt(name).await;
+        stored.map_err(system)
     }
 
     /// Suspends while the state directory may have another device of a disk than it should.
@@ -398,6 +443,55 @@ impl Resources {
                 channel.ask(&moved, &[]).await.map(drop)
             }
         }
+    }
+
+    /// Stores how far a disk is on its way to another node, or from one. Suspends until that is
+    /// durable.
+    ///
+    /// # Errors
+    /// When it cannot be stored; then nothing has changed.
+    pub async fn keep_transfer(
+        &self,
+        name: &str,
+        transfer: Option<&Transfer>,
+    ) -> Result<(), Error> {
+        match self {
+            Resources::Local(local, _) => local.keep_transfer(name, transfer).await,
+            Resources::Launcher(channel, ..) => {
+                let (name, transfer) = (name.to_owned(), transfer.cloned());
+                let keep = ToLauncher::KeepTransfer { name, transfer };
+                channel.ask(&keep, &[]).await.map(drop)
+            }
+        }
+    }
+
+    /// Begins a connection to the node to which a disk goes.
+    ///
+    /// # Errors
+    /// As the system gives them, if it can tell at once.
+    pub async fn dial(&self, core: &Core, name: &str, to: &Peer) -> Result<Socket, Error> {
+        let failed = |error: std::io::Error| system(format!("{}: {error}", to.addr));
+        match self {
+            Resources::Local(..) => core.connect(to.addr).map_err(failed),
+            Resources::Launcher(channel, ..) => {
+                let dial = ToLauncher::Dial { name: name.to_owned() };
+                let begun = channel.ask(&dial, &[]).await?.descriptors.pop();
+                let begun = begun.ok_or_else(|| system("no connection came"))?;
+                Socket::from_fd(core, begun).map_err(failed)
+            }
+        }
+    }
+
+    /// The launcher's socket at which disks of other nodes come, if there is a launcher.
+    ///
+    /// # Errors
+    /// When it does not come.
+    pub async fn take_disks(&self, core: &Core) -> Result<Option<Listener>, Error> {
+        let Resources::Launcher(channel, ..) = self else { return Ok(None) };
+        let socket = channel.ask(&ToLauncher::TakeDisks, &[]).await?.descriptors.pop();
+        let socket = socket.ok_or_else(|| system("no socket came"))?;
+        let listener = Listener::from_fd(core, socket);
+        listener.map(Some).map_err(|error| system(error.to_string()))
     }
 
     /// Removes the name of a disk's socket.

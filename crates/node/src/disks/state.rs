@@ -17,6 +17,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::disks::limits::{AllLimits, LimitChange};
 use crate::disks::spec::{self, DiskSpec};
+use crate::disks::transfers::Transfer;
 use crate::error::{Error, Kind};
 
 /// The environment variable that names the state directory if no flag does.
@@ -60,6 +61,9 @@ struct StateFile {
     write_cache: BTreeMap<String, bool>,
     #[serde(default, skip_serializing_if = "AllLimits::is_empty")]
     limits: AllLimits,
+    /// Disks that go to other nodes, or come from them, by name.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    transfers: BTreeMap<String, Transfer>,
 }
 
 /// An open state directory.
@@ -189,6 +193,30 @@ impl State {
             kept.disks.retain(|kept| kept.name != disk);
             kept.write_cache.remove(&name(socket));
             kept.limits.forget(disk);
+            kept.transfers.remove(disk);
+        })
+        .await
+    }
+
+    /// How far a disk is on its way to another node, or from one.
+    pub fn transfer(&self, disk: &str) -> Option<Transfer> {
+        self.kept.borrow().transfers.get(disk).cloned()
+    }
+
+    /// Stores how far a disk is. Suspends until that is durable.
+    ///
+    /// # Errors
+    /// When it cannot be written.
+    pub async fn keep_transfer(
+        &self,
+        disk: &str,
+        transfer: Option<&Transfer>,
+    ) -> Result<(), String> {
+        self.change(|kept| {
+            match transfer {
+                Some(transfer) => kept.transfers.insert(disk.to_owned(), transfer.clone()),
+                None => kept.transfers.remove(disk),
+            };
         })
         .await
     }

@@ -15,6 +15,7 @@ use crate::disks::events::What;
 use crate::disks::protocol::{Hello, Named, Opened, ToLauncher, VERSION};
 use crate::disks::resources::remove;
 use crate::disks::spec::DiskSpec;
+use crate::disks::transfers::{Peer, Transfer};
 use crate::error::{Error, Kind};
 use crate::ipc::channel::{Question, json_answer};
 use crate::patience::{Exclusive, Patience, patiently};
@@ -57,7 +58,8 @@ impl Launcher {
                     Ok(
                         ToLauncher::Open { .. }
                         | ToLauncher::OpenTarget { .. }
-                        | ToLauncher::Moved { .. },
+                        | ToLauncher::Moved { .. }
+                        | ToLauncher::KeepTransfer { .. },
                     ) => {
                         launcher.open(&node, question);
                         continue;
@@ -209,6 +211,27 @@ impl Launcher {
                 }
                 json_answer(&())
             }
+            ToLauncher::KeepTransfer { name, transfer } => {
+                self.check_transfer(&name, transfer.as_ref())?;
+                self.resources.keep_transfer(&name, transfer.as_ref()).await?;
+                json_answer(&())
+            }
+            ToLauncher::Dial { name } => {
+                let stored = self.resources.transfer(&name).and_then(|stored| stored.to().cloned());
+                let to = stored.or_else(|| self.asked_to_send(&name));
+                let to = to.ok_or_else(|| unasked(&name, "sent"))?;
+                let begun = reactor::connect(to.addr).map_err(|error| {
+                    Error::new(Kind::System, format!("cannot connect to {}: {error}", to.addr))
+                })?;
+                let (text, _) = json_answer(&())?;
+                Ok((text, vec![begun]))
+            }
+            ToLauncher::TakeDisks => {
+                let door = self.disks_door.as_ref().map(OwnedFd::try_clone).transpose();
+                let door = door.map_err(|error| Error::new(Kind::System, error.to_string()))?;
+                let (text, _) = json_answer(&())?;
+                Ok((text, door.into_iter().collect()))
+            }
             ToLauncher::Close { name } => {
                 let closed = self.open.borrow_mut().remove(&name);
                 if let Some(open) = closed {
@@ -219,7 +242,7 @@ impl Launcher {
             }
             ToLauncher::Keep { name } => {
                 let ordered = |order: &Order| match order {
-                    Order::Attach(spec) if spec.name == name => Some(spec.clone()),
+                    Order::Attach { disk, .. } if disk.name == name => Some(disk.clone()),
                     _ => None,
                 };
                 let spec = self.orders.borrow().iter().find_map(ordered);
@@ -254,7 +277,12 @@ impl Launcher {
             }
             ToLauncher::Limits => json_answer(&self.resources.limits()),
             ToLauncher::ChangeLimits { change } => {
-                if !self.orders.borrow().contains(&Order::Limit(change.clone())) {
+                // A disk brings its limits along from another node.
+                let comes = change.name.as_ref().is_some_and(|name| {
+                    let transfer = self.resources.transfer(name);
+                    matches!(transfer, Some(Transfer::Incoming { id: Some(_) }))
+                });
+                if !comes && !self.orders.borrow().contains(&Order::Limit(change.clone())) {
                     let name = change.name.or(change.group).unwrap_or_default();
                     return Err(unasked(&name, "limited"));
                 }
@@ -262,6 +290,34 @@ impl Launcher {
                 json_answer(&())
             }
         }
+    }
+
+    /// Where an operator wants a disk to be sent.
+    fn asked_to_send(&self, name: &str) -> Option<Peer> {
+        self.orders.borrow().iter().find_map(|order| match order {
+            Order::Send { name: sent, to } if sent == name => Some(to.clone()),
+            _ => None,
+        })
+    }
+
+    /// A node only continues what operators have begun: it cannot choose where disks go.
+    fn check_transfer(&self, name: &str, new: Option<&Transfer>) -> Result<(), Error> {
+        let stored = self.resources.transfer(name);
+        let known = stored.as_ref().and_then(Transfer::to);
+        let asked = || self.asked_to_send(name);
+        let attached = || {
+            let orders = self.orders.borrow();
+            let waits = |order: &Order| matches!(order, Order::Attach { disk, incoming: true } if disk.name == *name);
+            orders.iter().any(waits)
+        };
+        let may = match new {
+            None => true,
+            Some(transfer) => match transfer.to() {
+                Some(to) => known == Some(to) || asked().as_ref() == Some(to),
+                None => stored.is_some() || attached(),
+            },
+        };
+        if may { Ok(()) } else { Err(unasked(name, "sent or taken")) }
     }
 
     /// Opens the device to which a disk is to be moved.
@@ -330,7 +386,7 @@ impl Launcher {
     fn named(&self, name: &str) -> Result<DiskSpec, Error> {
         for order in self.orders.borrow().iter() {
             match order {
-                Order::Attach(spec) if spec.name == name => return Ok(spec.clone()),
+                Order::Attach { disk, .. } if disk.name == name => return Ok(disk.clone()),
                 _ => {}
             }
         }

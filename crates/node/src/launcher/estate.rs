@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::ffi::{CString, OsString};
 use std::io::{Seek, Write};
+use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::net::UnixStream;
@@ -29,6 +30,8 @@ use crate::disks::state::State;
 use crate::error::{Error, Kind};
 use crate::ipc::frames::{Frames, Limits};
 use crate::log::LOG_PATIENCE;
+use crate::patience::{Exclusive, Patience, patiently};
+use crate::serve::no_port;
 use crate::start::{listen_admin, open_state, state_directory};
 use crate::upgrade::own_program;
 
@@ -38,8 +41,8 @@ pub(crate) const RENEWED: &str = "MILLRACE_LAUNCHER_RENEWED";
 /// The version of the estate.
 const ESTATE_VERSION: u32 = 2;
 /// Most descriptors of the estate: the text, the channel, the lock, the admin socket, one for each
-/// disk.
-const ESTATE_DESCRIPTORS: usize = 4 + DISKS_MAX;
+/// disk, the socket for disks of other nodes.
+const ESTATE_DESCRIPTORS: usize = 5 + DISKS_MAX;
 /// Most descriptors of a disk.
 const DISK_DESCRIPTORS: usize = 4 + bdev::DESCRIPTORS_MAX + 2 * vhost::kept::LIVE_MAX;
 
@@ -56,6 +59,8 @@ pub(super) struct Beginning {
     pub(super) node: Rc<Child>,
     /// The event of the launcher, which the node notifies.
     pub(super) changed: Rc<Event>,
+    /// The socket at which disks of other nodes come.
+    pub(super) disks_door: Option<OwnedFd>,
 }
 
 /// What a launcher passes to the program that replaces it, beside descriptors: the channel to the
@@ -74,6 +79,9 @@ struct Estate {
     /// What has happened.
     #[serde(default)]
     events: KeptEvents,
+    /// The socket at which disks of other nodes come is the last descriptor.
+    #[serde(default)]
+    takes_disks: bool,
 }
 
 /// A disk of the estate.
@@ -90,12 +98,17 @@ impl Beginning {
     pub(super) async fn first(core: &Core, config: &Config) -> Result<Beginning, Error> {
         let state = open_state(core, config, || false).await?;
         let admin = listen_admin(core, config, state.is_some(), || false).await?;
+        let disks_door = match config.moves {
+            Some(addr) => Some(listen_for_disks(core, addr).await?),
+            None => None,
+        };
         let own = own_program().map_err(|error| system("where this program is", &error))?;
         let changed = Rc::<Event>::default();
         let node = spawn(core, &own, Role::First, &changed).await;
         let node = node.map_err(|why| Error::new(Kind::System, why))?;
         let resources = LocalResources::new(core, &config.disks, state);
-        Ok(Beginning { resources, admin, open: BTreeMap::new(), node, changed })
+        let open = BTreeMap::new();
+        Ok(Beginning { resources, admin, open, node, changed, disks_door })
     }
 
     /// Starts with the estate of the previous program.
@@ -146,8 +159,39 @@ impl Beginning {
             let door = door.map_err(|error| broken(&error))?;
             open.insert(spec.name.clone(), OpenDisk { spec, holes, memory: memory_fds, door });
         }
-        Ok(Beginning { resources, admin, open, node: Rc::new(node), changed })
+        let disks_door = if estate.takes_disks { Some(next()?) } else { None };
+        // The configuration may have another address now, or none.
+        let disks_door = match (config.moves, disks_door) {
+            (None, _) => None,
+            (Some(addr), Some(door)) if is_at(&door, addr) => Some(door),
+            (Some(addr), _) => match listen_for_disks(core, addr).await {
+                Ok(door) => Some(door),
+                Err(error) => {
+                    tracing::error!("no disks come from other nodes: {error}");
+                    None
+                }
+            },
+        };
+        let node = Rc::new(node);
+        Ok(Beginning { resources, admin, open, node, changed, disks_door })
     }
+}
+
+/// Listens for disks of other nodes. A launcher that has just been killed may hold the port.
+async fn listen_for_disks(core: &Core, addr: SocketAddr) -> Result<OwnedFd, Error> {
+    let patience = Patience::with(Exclusive::Port(addr));
+    let in_use = |error: &std::io::Error| {
+        error.kind() == std::io::ErrorKind::AddrInUse && patience.lasts(core)
+    };
+    let listening = patiently(core, in_use, async || reactor::listen(addr, false)).await;
+    listening.map_err(|error| no_port(addr, "--moves", &error))
+}
+
+/// Whether a socket has this address.
+fn is_at(socket: &OwnedFd, addr: SocketAddr) -> bool {
+    let own =
+        socket.try_clone().and_then(|socket| std::net::TcpListener::from(socket).local_addr());
+    own.is_ok_and(|own| own == addr || (addr.port() == 0 && own.ip() == addr.ip()))
 }
 
 impl Launcher {
@@ -183,6 +227,7 @@ impl Launcher {
                 open,
                 limits: self.resources.limits_in_memory(),
                 events: self.resources.events().export(),
+                takes_disks: self.disks_door.is_some(),
             };
             let text = serde_json::to_vec(&estate).map_err(|error| error.to_string())?;
             let kept = serde_json::to_string(&self.kept_config).map_err(|e| e.to_string())?;
@@ -197,6 +242,9 @@ impl Launcher {
                 descriptors.push(door.try_clone().map_err(failed)?);
             }
             descriptors.extend(sockets);
+            if let Some(door) = &self.disks_door {
+                descriptors.push(door.try_clone().map_err(failed)?);
+            }
             let (ours, theirs) = UnixStream::pair().map_err(failed)?;
             let limits = Limits { body_bytes: 0, descriptors: 0 };
             let frames = Frames::from_fd(&self.core, ours.into(), limits).map_err(failed)?;

@@ -29,6 +29,8 @@ pub(crate) struct KeptConfig {
     metrics: Option<SocketAddr>,
     #[serde(default)]
     nbd: Option<String>,
+    #[serde(default)]
+    moves: Option<SocketAddr>,
     processors: Vec<usize>,
     memory_bytes: u64,
     log_level: String,
@@ -46,6 +48,7 @@ impl KeptConfig {
             listen: config.listen,
             metrics: config.metrics,
             nbd: config.nbd.as_ref().map(NbdAddress::to_string),
+            moves: config.moves,
             processors: config.processors.clone(),
             memory_bytes: config.memory_bytes,
             log_level: config.log.level.to_string(),
@@ -67,6 +70,7 @@ impl KeptConfig {
             listen: Some(self.listen.to_string()),
             metrics: self.metrics.map(|addr| addr.to_string()),
             nbd: self.nbd,
+            moves: self.moves.map(|addr| addr.to_string()),
             allow_remote: Some(true),
             cores: Some(CoreChoice::List(self.processors)),
             memory: Some(Size(self.memory_bytes)),

@@ -183,6 +183,8 @@ struct Launcher {
     metrics: Option<SocketAddr>,
     /// Where the node serves NBD clients.
     nbd: Option<NbdAddress>,
+    /// The socket at which disks of other nodes come.
+    disks_door: Option<OwnedFd>,
     kept_config: KeptConfig,
     /// A node has served.
     has_served: Cell<bool>,
@@ -206,7 +208,7 @@ impl Launcher {
         processors: Arc<Vec<usize>>,
         beginning: Beginning,
     ) -> Result<Rc<Launcher>, Error> {
-        let Beginning { resources, admin, open, node, changed } = beginning;
+        let Beginning { resources, admin, open, node, changed, disks_door } = beginning;
         let (admin, listener) = admin.unzip();
         let door = listener.as_ref().map(|listener| listener.as_fd().try_clone_to_owned());
         let door = door.transpose().map_err(|error| system("the admin socket", &error))?;
@@ -226,6 +228,7 @@ impl Launcher {
             starts_spare: Cell::new(false),
             metrics: config.metrics,
             nbd: config.nbd.clone(),
+            disks_door,
             kept_config: KeptConfig::of(config),
             has_served: Cell::new(node.is_serving()),
             uses_own: Cell::new(false),

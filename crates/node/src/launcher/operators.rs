@@ -12,6 +12,7 @@ use super::{Launcher, within};
 use crate::admin::{Commands, Request};
 use crate::disks::limits::LimitChange;
 use crate::disks::spec::DiskSpec;
+use crate::disks::transfers::Peer;
 use crate::error::{Error, Kind};
 use crate::ipc::channel::Answer;
 use crate::launcher::to_node::ToNode;
@@ -39,10 +40,11 @@ fn unknown() -> Error {
 /// A change that an operator has requested at the admin socket.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Order {
-    Attach(DiskSpec),
+    Attach { disk: DiskSpec, incoming: bool },
     Detach(String),
     Limit(LimitChange),
     Move { name: String, uri: String },
+    Send { name: String, to: Peer },
 }
 
 impl Launcher {
@@ -108,13 +110,19 @@ impl Commands for Operators {
     async fn run(&self, request: Request) -> Result<String, Error> {
         let launcher = &self.0;
         let order = match &request {
-            Request::DiskAttach { disk } => Some(Order::Attach(disk.clone())),
+            Request::DiskAttach { disk, incoming } => {
+                Some(Order::Attach { disk: disk.clone(), incoming: *incoming })
+            }
             Request::DiskDetach { name, .. } => Some(Order::Detach(name.clone())),
             Request::DiskLimit { change } => Some(Order::Limit(change.clone())),
             Request::DiskMove { name, uri, .. } => {
                 // The next program would not know of a move.
                 launcher.changed.wait_until(|| !launcher.upgrading.get()).await;
                 Some(Order::Move { name: name.clone(), uri: uri.clone() })
+            }
+            Request::DiskSend { name, to, .. } => {
+                launcher.changed.wait_until(|| !launcher.upgrading.get()).await;
+                Some(Order::Send { name: name.clone(), to: to.clone() })
             }
             Request::Events { log, after, wait } => {
                 let events = launcher.resources.events();

@@ -102,7 +102,7 @@ fn a_node_gets_what_an_operator_has_named_and_nothing_else() {
             nobody(r#"{"ask":"forget","name":"asked"}"#).await;
 
             // An operator's order applies to its disk, while it is being run.
-            let order = Order::Attach(disk(&root, "later"));
+            let order = Order::Attach { disk: disk(&root, "later"), incoming: false };
             launcher.orders.borrow_mut().push(order);
             nobody(r#"{"ask":"open","name":"other"}"#).await;
             assert_eq!(say(r#"{"ask":"open","name":"later"}"#).await, Ok(2));

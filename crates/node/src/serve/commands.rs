@@ -50,9 +50,9 @@ impl Admin {
             Request::DiskStat { name } => {
                 Ok(json!({"disks": self.all(name.as_deref(), report::long)?}))
             }
-            Request::DiskAttach { disk } => {
+            Request::DiskAttach { disk, incoming } => {
                 let (name, socket) = (disk.name.clone(), disk.socket.clone());
-                let remembered = disks.attach(core, disk).await?;
+                let remembered = disks.attach(core, disk, incoming).await?;
                 Ok(json!({"name": name, "socket": socket, "remembered": remembered}))
             }
             Request::DiskDetach { name, force } => {
@@ -73,7 +73,10 @@ impl Admin {
                 Ok(disks.moves_report(core, name.as_deref()))
             }
             Request::DiskMoveFinish { name } => disks.finish_move(core, &name),
-            Request::DiskMoveAbort { name } => disks.abort_move(core, &name).await,
+            Request::DiskMoveAbort { name, force } => disks.abort_move(core, &name, force).await,
+            Request::DiskSend { name, to, finish } => {
+                disks.begin_send(core, &name, to, finish).await
+            }
             Request::DiskMoveLimit { bytes_per_second } => {
                 Ok(disks.limit_moves(core, bytes_per_second))
             }
@@ -167,12 +170,12 @@ impl Admin {
     fn all(
         &self,
         name: Option<&str>,
-        of: impl Fn(&crate::disks::Disk) -> Value,
+        of: impl Fn(&Disks, &crate::disks::Disk) -> Value,
     ) -> Result<Vec<Value>, Error> {
         let mut all = Vec::new();
         self.disks.each(|disk| {
             if name.is_none_or(|name| name == disk.spec.name) {
-                all.push(of(disk));
+                all.push(of(&self.disks, disk));
             }
         });
         match name {

@@ -61,6 +61,9 @@ pub(super) struct Reporting {
     pub names: Vec<PathBuf>,
 }
 
+/// Pause before another attempt to listen where the predecessor does.
+const AGAIN_NS: u64 = 100_000_000;
+
 impl FirstCore {
     /// Takes over from the predecessor, if there is one, listens, and opens the database. Then the
     /// other cores may run.
@@ -172,7 +175,9 @@ impl FirstCore {
             remove(path);
         }
         let disks = Rc::new(started?);
+        disks.set_identity(node.config.identity.clone());
         disks.open_lost(core);
+        disks.resume_transfers(core);
         if let Some(before) = before {
             let (again, opener) = (core.clone(), disks.clone());
             let open = async move |spec: &DiskSpec| opener.open(&again, spec).await;
@@ -210,6 +215,10 @@ impl FirstCore {
                 Some(addr)
             }
             _ => None,
+        };
+        let moves = match node.config.moves {
+            Some(addr) => Some(receive_disks(core, disks, addr, self.predecessor.is_some()).await?),
+            None => None,
         };
         let reporter = || clients.map(|clients| clients.server.reporter());
         let metrics = match self.metrics {
@@ -258,7 +267,7 @@ impl FirstCore {
             Some(link) => drop(link.channel.ask(&ToLauncher::Serving, &[]).await?),
             None => disks.report(core, What::Serving { process: std::process::id() }),
         }
-        on_ready(&Ready { database, disks: served, metrics, nbd, admin, driver });
+        on_ready(&Ready { database, disks: served, metrics, nbd, moves, admin, driver });
         Ok(reporting)
     }
 }
@@ -415,4 +424,33 @@ fn tell_metrics(
     };
     let telling = core.spawn(Class::Background, metrics::serve(core.clone(), listener, sources));
     Ok((addr, telling))
+}
+
+/// Takes disks from other nodes: at the launcher's socket, or at one of this process. A predecessor
+/// without a launcher listens until it has ended. Returns the address.
+async fn receive_disks(
+    core: &Core,
+    disks: &Rc<Disks>,
+    addr: SocketAddr,
+    follows: bool,
+) -> Result<SocketAddr, Error> {
+    let listener = match disks.door_for_disks(core).await? {
+        Some(listener) => listener,
+        None if follows => {
+            let (again, disks) = (core.clone(), disks.clone());
+            core.spawn(Class::Control, async move {
+                loop {
+                    match again.listen_alone(addr) {
+                        Ok(listener) => return disks.receive(&again, listener),
+                        Err(_) => again.sleep_ns(AGAIN_NS).await,
+                    }
+                }
+            });
+            return Ok(addr);
+        }
+        None => listen_alone(core, addr, "--moves").await?,
+    };
+    let addr = listener.local_addr().unwrap_or(addr);
+    disks.receive(core, listener);
+    Ok(addr)
 }

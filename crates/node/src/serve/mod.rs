@@ -46,7 +46,7 @@ use reactor::{Class, Core, JoinHandle, Listener};
 use self::confined::{Confined, confine, launcher_of_this_process};
 use self::first_core::{FirstCore, Reporting};
 use self::phases::{Phase, Phases};
-use self::ports::no_port;
+pub(crate) use self::ports::no_port;
 use crate::config::{Config, DOORS_MAX};
 use crate::disks::Disks;
 use crate::disks::resources::remove;
@@ -73,6 +73,8 @@ pub struct Ready {
     pub metrics: Option<SocketAddr>,
     /// Where NBD clients connect, if anywhere.
     pub nbd: Option<NbdAddress>,
+    /// Where disks of other nodes come, if anywhere.
+    pub moves: Option<SocketAddr>,
     /// The admin socket, if any.
     pub admin: Option<PathBuf>,
     /// The I/O driver in use.

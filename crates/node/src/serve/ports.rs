@@ -88,7 +88,7 @@ pub(super) fn is_in_use(error: &std::io::Error) -> bool {
     error.kind() == std::io::ErrorKind::AddrInUse
 }
 
-pub(super) fn no_port(addr: SocketAddr, flag: &str, error: &std::io::Error) -> Error {
+pub(crate) fn no_port(addr: SocketAddr, flag: &str, error: &std::io::Error) -> Error {
     match error.kind() {
         std::io::ErrorKind::AddrInUse => {
             Error::new(Kind::PortInUse, format!("{addr} is in use by another program")).hint(

@@ -245,6 +245,7 @@ impl Upgrader {
             Err(why) => {
                 disks.resume();
                 disks.resume_nbd();
+                disks.resume_receiving();
                 self.busy.set(false);
                 return Err(why);
             }
@@ -314,6 +315,7 @@ impl Upgrader {
         let served = self.disks.borrow().clone();
         if let Some(served) = served {
             self.unless_it_ends(served.pause_nbd()).await?;
+            self.unless_it_ends(served.pause_receiving()).await?;
         }
         let kept = line.clone();
         let mut moves = Moves::new(core, line, disks, self.committed.clone());

@@ -34,6 +34,7 @@ impl Target {
             limits: self.export_limits(),
             listening: true,
             flush_failed: self.device().flush_failed(),
+            withheld: self.is_withheld(),
             in_flight: self.in_flight(),
             connection: match connection {
                 None => None,
@@ -81,6 +82,9 @@ impl Target {
         self.take_size(state.capacity_sectors.saturating_mul(SECTOR_BYTES));
         if state.flush_failed {
             self.device().set_flush_failed();
+        }
+        if state.withheld {
+            self.trouble.withhold();
         }
         self.hold.set(state.in_flight.map(|InFlight { flushes }| Hold { flushes }));
         let connection = match (&state.connection, parts.connection) {

@@ -137,6 +137,8 @@ pub struct Target {
     /// What front ends were told about the write cache, if known.
     write_cache: Cell<Option<bool>>,
     write_cache_store: OnceCell<WriteCacheStore>,
+    /// The guest takes completed writes for durable, whatever its front end is told.
+    writes_through: Cell<bool>,
     /// The guest's memory, for a successor.
     regions: RefCell<Vec<(RegionInfo, OwnedFd)>>,
     /// Memory that was mapped before the front end's connection came.
@@ -166,7 +168,17 @@ pub enum FrontEnd {
         moves: bool,
     },
     /// Rings run.
-    Running,
+    Running {
+        /// The guest's writes to its memory are logged: it is about to continue elsewhere.
+        moves: bool,
+    },
+}
+
+impl FrontEnd {
+    /// Whether rings run.
+    pub fn is_running(self) -> bool {
+        matches!(self, FrontEnd::Running { .. })
+    }
 }
 
 /// A quiesced disk: its state, and the descriptors that belong to it, in the order of
@@ -191,7 +203,7 @@ struct Events {
     ended: RefCell<VecDeque<RingEnd>>,
     /// The front end does not know the device's new size yet.
     resized: Cell<bool>,
-    /// The rings do not know yet that the disk is withheld no more.
+    /// The disk is to be withheld no more.
     admitted: Cell<bool>,
     /// Notified after each change of these fields and of the target's orders.
     changed: Event,
@@ -215,6 +227,7 @@ impl Target {
             events: Rc::default(),
             write_cache: Cell::new(None),
             write_cache_store: OnceCell::new(),
+            writes_through: Cell::new(false),
             regions: RefCell::default(),
             early: RefCell::default(),
             export: RefCell::default(),
@@ -342,18 +355,25 @@ impl Target {
     /// Withholds the disk from its guest until [`Target::admit`]: its rings start and stop, but
     /// take nothing. Does nothing, and returns false, while a ring runs.
     pub fn withhold(&self) -> bool {
-        let may = self.front_end.get() != FrontEnd::Running;
+        let may = !self.front_end.get().is_running();
         if may {
             self.trouble.withhold();
         }
         may
     }
 
-    /// Gives a disk that is withheld to its guest.
-    pub fn admit(&self) {
-        self.trouble.admit();
-        self.events.admitted.set(true);
-        self.events.changed.notify_all();
+    /// Gives a disk that is withheld to its guest, which has used it at another node. If it has
+    /// `switched` the write cache off there, its front end does not tell, and its writes are made
+    /// durable immediately.
+    pub fn admit(&self, switched: bool) {
+        match self.front_end.get() {
+            FrontEnd::Absent => self.trouble.admit(),
+            _ => {
+                self.writes_through.set(switched);
+                self.events.admitted.set(true);
+                self.events.changed.notify_all();
+            }
+        }
     }
 
     /// Whether the disk is withheld from its guest.

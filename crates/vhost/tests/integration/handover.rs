@@ -104,6 +104,7 @@ fn disk() -> DiskState {
         mirror: Some(MirrorState { granule_bytes: 65536, bits: 16 }),
         listening: true,
         flush_failed: false,
+        withheld: false,
         in_flight: None,
         connection: Some(ConnectionState {
             session,
@@ -361,10 +362,12 @@ fn invalid_documents_are_refused_with_their_reason() {
 
 #[test]
 fn unknown_repeated_and_missing_fields_are_refused() {
-    let unknown = edited(|b| b.extend([16, 0, 1, 0, 0, 0, 9]));
-    assert_eq!(DiskState::decode(&unknown), Err(HandoverError::UnknownField(16)));
+    let unknown = edited(|b| b.extend([17, 0, 1, 0, 0, 0, 9]));
+    assert_eq!(DiskState::decode(&unknown), Err(HandoverError::UnknownField(17)));
     let failed = edited(|b| b.extend([12, 0, 0, 0, 0, 0]));
     assert_eq!(DiskState::decode(&failed), Ok(DiskState { flush_failed: true, ..disk() }));
+    let withheld = edited(|b| b.extend([16, 0, 0, 0, 0, 0]));
+    assert_eq!(DiskState::decode(&withheld), Ok(DiskState { withheld: true, ..disk() }));
     let longer = edited(|b| b.extend([12, 0, 1, 0, 0, 0, 9]));
     let error = HandoverError::Field { field: 12, reason: "malformed" };
     assert_eq!(DiskState::decode(&longer), Err(error));
@@ -552,7 +555,7 @@ fn any_disk() -> impl Strategy<Value = DiskState> {
     );
     (
         ".{0,60}",
-        any::<(u64, u64, bool, bool, Option<bool>)>(),
+        any::<(u64, u64, bool, bool, bool, Option<bool>)>(),
         numbers(),
         numbers(),
         option::of(mirror),
@@ -561,7 +564,7 @@ fn any_disk() -> impl Strategy<Value = DiskState> {
         .prop_map(
             |(
                 name,
-                (capacity_sectors, resize_epoch, listening, flush_failed, flushes),
+                (capacity_sectors, resize_epoch, listening, flush_failed, withheld, flushes),
                 statistics,
                 limits,
                 mirror,
@@ -578,6 +581,7 @@ fn any_disk() -> impl Strategy<Value = DiskState> {
                     mirror,
                     listening,
                     flush_failed,
+                    withheld,
                     in_flight: flushes.filter(|_| known).map(|flushes| InFlight { flushes }),
                     connection,
                 }

@@ -54,7 +54,7 @@ impl DiskState {
             let length = fields.u32().ok_or(cut)? as usize;
             let mut contents = Reader::new(fields.take(length).ok_or(cut)?);
             let error = |reason| HandoverError::Field { field, reason };
-            if !(tag::DISK..=tag::KEPT).contains(&field) {
+            if !(tag::DISK..=tag::WITHHELD).contains(&field) {
                 return Err(HandoverError::UnknownField(field));
             }
             if seen & 1 << field != 0 {
@@ -69,7 +69,7 @@ impl DiskState {
                     listed = contents.rest();
                     Some(())
                 }
-                (..=tag::MIRROR | tag::FLUSH_FAILED | tag::IN_FLIGHT, _) => {
+                (..=tag::MIRROR | tag::FLUSH_FAILED | tag::IN_FLIGHT | tag::WITHHELD, _) => {
                     state.decode_own(field, &mut contents)
                 }
                 (_, Some(connection)) => connection.decode(field, &mut contents),
@@ -107,6 +107,7 @@ impl DiskState {
             tag::STATISTICS => self.statistics = decode_numbers(contents)?,
             tag::LIMITS => self.limits = decode_numbers(contents)?,
             tag::FLUSH_FAILED => self.flush_failed = true,
+            tag::WITHHELD => self.withheld = true,
             tag::IN_FLIGHT => self.in_flight = Some(InFlight { flushes: contents.bool()? }),
             _ => {
                 let (granule_bytes, bits) = (contents.u64()?, contents.u64()?);

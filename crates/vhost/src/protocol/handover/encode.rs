@@ -56,6 +56,9 @@ impl DiskState {
                 kept.numbers.iter().for_each(|number| w.u32(*number));
             });
         }
+        if self.withheld {
+            fields.field(tag::WITHHELD, |_| {});
+        }
         document(&fields.0)
     }
 }

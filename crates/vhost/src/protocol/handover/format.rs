@@ -30,6 +30,7 @@ pub(super) mod tag {
     pub const UNSENT: u16 = 13;
     pub const IN_FLIGHT: u16 = 14;
     pub const KEPT: u16 = 15;
+    pub const WITHHELD: u16 = 16;
 }
 
 /// Flags of field [`tag::SESSION`].

@@ -178,6 +178,8 @@ pub struct DiskState {
     pub listening: bool,
     /// Whether a flush of the device has failed, so that it takes no more writes.
     pub flush_failed: bool,
+    /// Whether the disk is withheld from its guest: its data is, or may be, elsewhere.
+    pub withheld: bool,
     /// Operations of the old process that are still in flight. Until it reports their end, the
     /// requests in the in-flight region must not be executed again.
     pub in_flight: Option<InFlight>,

@@ -282,10 +282,7 @@ impl<'a> Connection<'a> {
                     Ok(())
                 }
                 Next::Admitted => {
-                    self.rings
-                        .iter()
-                        .filter_map(|parts| parts.handle.as_ref())
-                        .for_each(RingHandle::wake);
+                    self.give_to_guest().await;
                     Ok(())
                 }
                 Next::Quiesce => return End::Quiescing,
@@ -321,9 +318,10 @@ impl<'a> Connection<'a> {
     /// Notes what the front end does.
     pub(in crate::target) fn note_front_end(&self) {
         let runs = |ring: u16| self.session.ring(ring).state != RingState::Idle;
+        let moves = self.session.logging();
         let does = match (0..self.session.rings()).any(runs) {
-            true => FrontEnd::Running,
-            false => FrontEnd::Stopped { moves: self.session.logging() },
+            true => FrontEnd::Running { moves },
+            false => FrontEnd::Stopped { moves },
         };
         self.target.set_front_end(does);
     }
@@ -422,22 +420,39 @@ impl<'a> Connection<'a> {
         self.perform(actions).await
     }
 
-    /// Tells the rings and the guest the device's new size.
-    fn resized(&mut self) {
-        let sectors = self.target.device().size_bytes() / SECTOR_BYTES;
-        self.each_ring(|connection| Command::Disk(connection.disk()));
-        // The next process must know what the guest knows. While a reply is due, the message's
-        // commit tells.
+    /// Gives a disk that was withheld to its guest.
+    async fn give_to_guest(&mut self) {
+        let target = self.target;
+        if target.writes_through.take() && self.session.write_cache() {
+            self.session.disable_write_cache();
+            self.each_ring(|_| Command::Fua(true));
+            self.wait_commands().await;
+            self.changed();
+            if let Err(Refused(why)) = target.store_write_cache(Some(false)).await {
+                tracing::error!(disk = &*target.name, "{why}");
+            }
+        }
+        target.trouble.admit();
+        self.rings.iter().filter_map(|parts| parts.handle.as_ref()).for_each(RingHandle::wake);
+    }
+
+    /// Tells the launcher that the session has changed without a message: the next process must
+    /// know what the guest knows. While a reply is due, the message's commit tells.
+    fn changed(&self) {
         if let Link::Kept(kept) = &self.link
             && !self.session.is_waiting()
             && let Ok(snapshot) = self.snapshot()
             && let Err(error) = kept.changed(snapshot)
         {
-            tracing::warn!(
-                disk = &*self.target.name,
-                "telling the launcher of a new size: {error}"
-            );
+            tracing::warn!(disk = &*self.target.name, "telling the launcher of a change: {error}");
         }
+    }
+
+    /// Tells the rings and the guest the device's new size.
+    fn resized(&mut self) {
+        let sectors = self.target.device().size_bytes() / SECTOR_BYTES;
+        self.each_ring(|connection| Command::Disk(connection.disk()));
+        self.changed();
         let Some(message) = self.session.set_capacity(sectors) else { return };
         let Some(channel) = &self.channel else { return };
         let why = match channel.try_send(&message, &[]) {

@@ -126,7 +126,7 @@ impl Connection<'_> {
             trouble: target.trouble.clone(),
         };
         self.holds |= start.hold.is_some();
-        target.set_front_end(FrontEnd::Running);
+        target.set_front_end(FrontEnd::Running { moves: self.session.logging() });
         let (handle, commands) = queue::command_queue();
         self.part(index).handle = Some(handle);
         let there = (target.options.first_core + usize::from(index)) % target.core.cores();

@@ -1,0 +1,343 @@
+//! The destination's side of a move from another node.
+//!
+//! A disk that is attached as *incoming* is served to its front end at once, but withheld from the
+//! guest: rings start and stop, and take nothing. The source connects ([`transfer::Server`]), sends
+//! the data, and finally gives the disk: then it is *whole*. When a ring runs, that the guest has
+//! *begun* is stored, and only then its first request is taken. Until then the source may take the
+//! disk back.
+
+use std::rc::{Rc, Weak};
+
+use bdev::Bdev;
+use reactor::{Class, Core, Listener, race, timeout};
+use transfer::{Boxed, Destination, Destinations, Hello, Refusal, Server, Shape, Stage, Welcome};
+use vhost::{FrontEnd, Target};
+
+use super::Disks;
+use crate::disks::events::What;
+use crate::disks::limits::LimitChange;
+use crate::disks::transfers::Transfer;
+use crate::error::Error;
+
+/// How long requests of a source may take when the node ends.
+const STOP_NS: u64 = 2_000_000_000;
+/// Pause before another attempt to store that a guest has begun.
+const AGAIN_NS: u64 = 100_000_000;
+
+/// The disks of a node that wait for their data.
+struct Waiting {
+    core: Core,
+    disks: Weak<Disks>,
+}
+
+impl Destinations for Waiting {
+    fn begin<'a>(&'a self, hello: &'a Hello) -> Boxed<'a, Result<Rc<dyn Destination>, Refusal>> {
+        Box::pin(async move {
+            let disks = self.disks.upgrade();
+            let disks = disks.ok_or_else(|| Refusal::Later("the node has ended".to_owned()))?;
+            let arrival = disks.admit(&self.core, hello).await?;
+            Ok(Rc::new(arrival) as Rc<dyn Destination>)
+        })
+    }
+}
+
+/// A disk that a source sends.
+struct Arrival {
+    core: Core,
+    disks: Rc<Disks>,
+    target: Rc<Target>,
+    name: String,
+    id: u64,
+    incarnation: u64,
+    /// The guest was told that there is no write cache.
+    writes_through: bool,
+}
+
+impl Arrival {
+    fn stage(&self) -> Stage {
+        match self.disks.transfer(&self.name) {
+            Some(Transfer::Incoming { id: Some(id) }) if id == self.id => Stage::Receiving,
+            Some(Transfer::Begun { id }) if id == self.id => Stage::Begun,
+            _ => Stage::Whole,
+        }
+    }
+}
+
+impl Destination for Arrival {
+    fn device(&self) -> Bdev {
+        self.target.device()
+    }
+
+    fn welcome(&self) -> Welcome {
+        let (version, incarnation) = (transfer::VERSION, self.incarnation);
+        Welcome { version, incarnation, stage: self.stage() }
+    }
+
+    fn own(&self) -> Boxed<'_, Result<(), String>> {
+        Box::pin(async move {
+            let Arrival { core, disks, target, name, .. } = self;
+            let _decides = disks.decide(name).await;
+            match disks.transfer(name) {
+                Some(Transfer::Whole { id } | Transfer::Begun { id }) if id == self.id => Ok(()),
+                Some(Transfer::Incoming { id: Some(id) }) if id == self.id => {
+                    let runs = target.front_end().is_running();
+                    let stored = disks.come(core, name, id, runs).await;
+                    stored.map_err(|error| error.to_string())?;
+                    match runs {
+                        true => target.admit(self.writes_through),
+                        false => disks.watch_arrived(core, name, self.writes_through),
+                    }
+                    Ok(())
+                }
+                _ => Err(format!("disk {name} does not wait for this move any more")),
+            }
+        })
+    }
+
+    fn give_back(&self) -> Boxed<'_, Result<bool, String>> {
+        Box::pin(async move {
+            let Arrival { disks, name, .. } = self;
+            let _decides = disks.decide(name).await;
+            match disks.transfer(name) {
+                Some(Transfer::Incoming { id: Some(id) }) if id == self.id => Ok(true),
+                Some(Transfer::Whole { id }) if id == self.id => {
+                    let again = Transfer::Incoming { id: Some(id) };
+                    let stored = disks.keep_transfer(name, Some(again)).await;
+                    stored.map(|()| true).map_err(|error| error.to_string())
+                }
+                Some(Transfer::Begun { id }) if id == self.id => Ok(false),
+                // It was detached, or waits for another move: nobody uses this one's data.
+                _ => Ok(true),
+            }
+        })
+    }
+
+    fn abandon(&self) -> Boxed<'_, Result<(), String>> {
+        Box::pin(async move {
+            let Arrival { disks, name, .. } = self;
+            let _decides = disks.decide(name).await;
+            match disks.transfer(name) {
+                Some(Transfer::Incoming { id: Some(id) }) if id == self.id => {
+                    disks.incarnations.borrow_mut().remove(name);
+                    let waits = Transfer::Incoming { id: None };
+                    let stored = disks.keep_transfer(name, Some(waits)).await;
+                    stored.map_err(|error| error.to_string())
+                }
+                _ => Ok(()),
+            }
+        })
+    }
+}
+
+/// The right to decide whose a disk is.
+pub(super) struct Decides<'a>(&'a Disks, String);
+
+impl Drop for Decides<'_> {
+    fn drop(&mut self) {
+        self.0.deciding.borrow_mut().remove(&self.1);
+        self.0.changed.notify_all();
+    }
+}
+
+impl Disks {
+    /// Takes disks from other nodes at a listener of this core.
+    pub fn receive(self: &Rc<Self>, core: &Core, listener: Listener) {
+        let waiting = Waiting { core: core.clone(), disks: Rc::downgrade(self) };
+        let identity = self.identity.borrow().clone();
+        let server = Server::start(core, listener, identity, Box::new(waiting));
+        self.receiver.replace(Some(server));
+    }
+
+    /// Ends the connections of sources, which connect again to whoever listens next. Suspends until
+    /// nothing of them is in flight.
+    ///
+    /// # Errors
+    /// When a device is not done in time. [`Disks::resume_receiving`] lets the sources come back.
+    pub async fn pause_receiving(&self) -> Result<(), String> {
+        let receiver = self.receiver.borrow().clone();
+        match receiver {
+            Some(receiver) if !receiver.pause(STOP_NS).await => {
+                Err("a device is not done with the data of a disk that comes".to_owned())
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Takes disks again.
+    pub fn resume_receiving(&self) {
+        if let Some(receiver) = self.receiver.borrow().as_ref().filter(|_| !self.ended.get()) {
+            receiver.resume();
+        }
+    }
+
+    /// Takes no more disks. Suspends, for a bounded time.
+    pub(super) async fn stop_receiving(&self) {
+        if let Err(why) = self.pause_receiving().await {
+            tracing::error!("{why}: it is abandoned");
+        }
+        self.receiver.take();
+    }
+
+    /// Waits for those who decide about the same disk.
+    async fn decide(&self, name: &str) -> Decides<'_> {
+        self.changed.wait_until(|| !self.deciding.borrow().contains(name)).await;
+        self.deciding.borrow_mut().insert(name.to_owned());
+        Decides(self, name.to_owned())
+    }
+
+    /// Admits a source.
+    async fn admit(self: &Rc<Self>, core: &Core, hello: &Hello) -> Result<Arrival, Refusal> {
+        let (name, id) = (&hello.disk, hello.transfer);
+        let never = |what: String| Err(Refusal::Never(what));
+        let _decides = self.decide(name).await;
+        match self.transfer(name) {
+            Some(Transfer::Incoming { id: None }) => {}
+            Some(
+                Transfer::Incoming { id: Some(known) }
+                | Transfer::Whole { id: known }
+                | Transfer::Begun { id: known },
+            ) if known == id => {}
+            Some(Transfer::Incoming { .. }) => {
+                return never(format!(
+                    "its disk {name} waits for another move; `millrace disk move {name} --abort` there ends that"
+                ));
+            }
+            _ if self.find(name).is_err() => return never(format!("it has no disk {name}")),
+            _ => {
+                return never(format!(
+                    "its disk {name} does not wait for a move: attach it with --incoming there"
+                ));
+            }
+        }
+        let target = self.target(name).map_err(|error| Refusal::Later(error.to_string()))?;
+        if let Err(why) = hello.shape.fits(&Shape::of(&target.device().geometry())) {
+            return never(format!("its device does not fit: {why}"));
+        }
+        if let Some(Transfer::Incoming { id: None }) = self.transfer(name) {
+            let bound = Transfer::Incoming { id: Some(id) };
+            let stored = self.keep_transfer(name, Some(bound)).await;
+            stored.map_err(|error| Refusal::Later(error.to_string()))?;
+            tracing::info!(disk = %name, "a disk comes from another node");
+            self.report(core, What::Coming { disk: name.clone() });
+            self.take_limits(core, name, hello);
+        }
+        let known = self.incarnations.borrow().get(name).copied().filter(|known| known.0 == id);
+        let (_, incarnation) = known.unwrap_or_else(|| (id, core.random_u64()));
+        self.incarnations.borrow_mut().insert(name.clone(), (id, incarnation));
+        Ok(Arrival {
+            core: core.clone(),
+            disks: self.clone(),
+            target,
+            name: name.clone(),
+            id,
+            incarnation,
+            writes_through: hello.write_cache == Some(false),
+        })
+    }
+
+    /// Stores that all of a disk is here, and whether its guest begins.
+    async fn come(&self, core: &Core, name: &str, id: u64, runs: bool) -> Result<(), Error> {
+        let stage = if runs { Transfer::Begun { id } } else { Transfer::Whole { id } };
+        self.keep_transfer(name, Some(stage)).await?;
+        tracing::info!(disk = name, "a disk has come from another node");
+        self.report(core, What::Came { disk: name.to_owned() });
+        if runs {
+            self.report(core, What::Begun { disk: name.to_owned() });
+        }
+        Ok(())
+    }
+
+    /// Gives a disk the limits that it had, unless it has some here.
+    fn take_limits(self: &Rc<Self>, core: &Core, name: &str, hello: &Hello) {
+        let own = self.limits.borrow().of_disk(name);
+        let Some(limits) = hello.limits.as_ref().filter(|_| own.rates().are_off()) else { return };
+        let change = LimitChange {
+            name: Some(name.to_owned()),
+            group: None,
+            iops: Some(limits.iops),
+            bytes_per_second: Some(limits.bytes_per_second),
+            burst_ns: Some(limits.burst_ns),
+        };
+        let (disks, again) = (self.clone(), core.clone());
+        // Another change may be made meanwhile.
+        core.spawn(Class::Control, async move {
+            if let Err(error) = disks.change_limits(&again, &change).await {
+                tracing::warn!(
+                    disk = change.name,
+                    "it does not have the limits of its source: {error}"
+                );
+            }
+        });
+    }
+
+    /// Lets the guest of a disk that is whole begin as soon as it wants to.
+    pub(super) fn watch_arrived(self: &Rc<Self>, core: &Core, name: &str, writes_through: bool) {
+        let (disks, again, name) = (self.clone(), core.clone(), name.to_owned());
+        core.spawn(Class::Control, async move {
+            disks.begin_when_wanted(&again, &name, writes_through).await;
+        });
+    }
+
+    async fn begin_when_wanted(&self, core: &Core, name: &str, writes_through: bool) {
+        let is_whole = || matches!(self.transfer(name), Some(Transfer::Whole { .. }));
+        while is_whole() && !self.ended.get() {
+            let Ok(target) = self.target(name) else {
+                core.sleep_ns(AGAIN_NS).await;
+                continue;
+            };
+            let other = self.changed.wait_until(|| self.ended.get() || !is_whole());
+            race(other, target.until_front_end(FrontEnd::is_running)).await;
+            let _decides = self.decide(name).await;
+            let Some(Transfer::Whole { id }) = self.transfer(name) else { return };
+            if !target.front_end().is_running() {
+                continue;
+            }
+            match self.keep_transfer(name, Some(Transfer::Begun { id })).await {
+                Ok(()) => {
+                    target.admit(writes_through);
+                    return self.report(core, What::Begun { disk: name.to_owned() });
+                }
+                Err(error) => {
+                    tracing::error!(disk = name, "its guest waits: {error}");
+                    core.sleep_ns(AGAIN_NS).await;
+                }
+            }
+        }
+    }
+
+    /// Forgets the source of a disk, which may then be sent anew.
+    ///
+    /// # Errors
+    /// When that cannot be stored.
+    pub(super) async fn forget_source(&self, name: &str) -> Result<(), Error> {
+        let receiver = self.receiver.borrow().clone();
+        if let Some(receiver) = receiver {
+            receiver.release(name).await;
+        }
+        let _decides = self.decide(name).await;
+        self.incarnations.borrow_mut().remove(name);
+        self.keep_transfer(name, Some(Transfer::Incoming { id: None })).await
+    }
+
+    /// Forgets how far a detached disk is; the state directory has forgotten it. Suspends until no
+    /// source writes to it any more, for a bounded time.
+    pub(super) async fn forget_transfer(&self, core: &Core, name: &str) {
+        let receiver = self.receiver.borrow().clone();
+        if let Some(receiver) = receiver
+            && timeout(core, STOP_NS, receiver.release(name)).await.is_err()
+        {
+            tracing::error!(
+                disk = name,
+                "its device is not done with the data of its source: it is abandoned"
+            );
+        }
+        self.incarnations.borrow_mut().remove(name);
+        if self.transfers.borrow_mut().remove(name).is_some()
+            && let Ok(resources) = self.resources()
+        {
+            // A source has changed it meanwhile.
+            let _ = resources.keep_transfer(name, None).await;
+        }
+        self.changed.notify_all();
+    }
+}

@@ -1,0 +1,426 @@
+//! The source's side of a move to another node.
+//!
+//! 1. The disk is copied as in any move (`moves`), to the other node ([`transfer::Sender`]), while
+//!    its guest runs. When little is left, the move is ready, and stays so until the machine's own
+//!    live migration stops the guest here. (If no machine uses the disk, it goes when an operator
+//!    wants that.)
+//! 2. When all rings have stopped, the disk is withheld from its guest, the rest is sent and made
+//!    durable there, and the state directory says that the disk is *given*. Only then the other
+//!    node is told that the disk is its own.
+//! 3. When it has confirmed, the disk is *sent*. It stays here, withheld, until it is detached.
+//!
+//! If the guest continues here after all, because the machine's migration has failed, the disk is
+//! taken back, unless the guest has begun there. The guest waits for the answer.
+//!
+//! A move that this node has begun outlives it: the next process continues, and compares what it
+//! has with the destination's data by checksums, because the bitmap has gone.
+
+use std::cell::Cell;
+use std::rc::Rc;
+
+use bdev::Copy;
+use reactor::{Class, Core, Either, Listener, race, timeout};
+use serde_json::Value;
+use transfer::{Dial, Hello, Limits, Sender, Shape, Stage};
+use vhost::{FrontEnd, Target};
+
+use super::Disks;
+use super::moves::{Goal, Move, Switch};
+use crate::disks::events::What;
+use crate::disks::transfers::{Peer, Transfer};
+use crate::error::{Error, Kind};
+use crate::mutant::{self, Mutant};
+
+/// Pause before another attempt to decide whose a disk is.
+const AGAIN_NS: u64 = 1_000_000_000;
+/// How long the destination may take for something that an operator waits for.
+const ANSWER_NS: u64 = 10_000_000_000;
+
+/// A disk on its way to another node.
+pub(super) struct Sending {
+    pub id: u64,
+    pub to: Peer,
+    pub sender: Rc<Sender>,
+    /// It goes also if no machine uses it.
+    pub anyway: Cell<bool>,
+}
+
+impl Sending {
+    /// Whether the disk may leave now.
+    pub fn may_leave(&self, does: FrontEnd) -> bool {
+        match does {
+            FrontEnd::Stopped { moves } => moves || self.anyway.get(),
+            FrontEnd::Absent => self.anyway.get(),
+            FrontEnd::Running { .. } => false,
+        }
+    }
+}
+
+fn system(what: impl Into<String>) -> Error {
+    Error::new(Kind::System, what)
+}
+
+fn usage(what: impl Into<String>) -> Error {
+    Error::new(Kind::Usage, what)
+}
+
+impl Disks {
+    /// How far a disk is on its way to another node, or from one.
+    pub(super) fn transfer(&self, name: &str) -> Option<Transfer> {
+        self.transfers.borrow().get(name).cloned()
+    }
+
+    /// Why a disk is not served to its guest here, in words, if its data is elsewhere.
+    pub fn elsewhere(&self, name: &str) -> Option<String> {
+        self.transfers.borrow().get(name).and_then(Transfer::text)
+    }
+
+    /// Stores that. Suspends until it is durable.
+    pub(super) async fn keep_transfer(
+        &self,
+        name: &str,
+        transfer: Option<Transfer>,
+    ) -> Result<(), Error> {
+        self.resources()?.keep_transfer(name, transfer.as_ref()).await?;
+        match transfer {
+            Some(transfer) => self.transfers.borrow_mut().insert(name.to_owned(), transfer),
+            None => self.transfers.borrow_mut().remove(name),
+        };
+        self.changed.notify_all();
+        Ok(())
+    }
+
+    /// Refuses what cannot be done to a disk that is not here.
+    pub(super) fn unless_elsewhere(&self, name: &str) -> Result<(), Error> {
+        match self.transfer(name).as_ref().and_then(Transfer::text) {
+            Some(text) => Err(usage(format!("disk {name} {text}"))
+                .hint("detach it, or take it back: millrace disk move NAME --abort")),
+            None => Ok(()),
+        }
+    }
+
+    /// The launcher's socket at which disks of other nodes come, if there is a launcher.
+    ///
+    /// # Errors
+    /// When it does not come.
+    pub async fn door_for_disks(&self, core: &Core) -> Result<Option<Listener>, Error> {
+        self.resources()?.take_disks(core).await
+    }
+
+    /// Sets how this node and others know each other.
+    pub fn set_identity(&self, identity: Option<transfer::Identity>) {
+        self.identity.replace(identity);
+    }
+
+    /// Begins to connect to the node to which a disk goes.
+    fn sender(
+        self: &Rc<Self>,
+        core: &Core,
+        target: &Target,
+        name: &str,
+        id: u64,
+        to: &Peer,
+    ) -> Rc<Sender> {
+        let limits = self.limits.borrow().of_disk(name).rates();
+        let hello = Hello {
+            version: transfer::VERSION,
+            disk: to.disk.clone(),
+            transfer: id,
+            shape: Shape::of(&target.device().geometry()),
+            write_cache: target.write_cache(),
+            limits: (!limits.are_off()).then_some(Limits {
+                iops: limits.iops,
+                bytes_per_second: limits.bytes,
+                burst_ns: limits.burst_ns,
+            }),
+        };
+        let (disks, again, name, there) =
+            (Rc::downgrade(self), core.clone(), name.to_owned(), to.clone());
+        let dial: Dial = Box::new(move || {
+            let (disks, core, name, to) =
+                (disks.clone(), again.clone(), name.clone(), there.clone());
+            Box::pin(async move {
+                let disks = disks.upgrade().ok_or("the node has ended")?;
+                let resources = disks.resources().map_err(|error| error.to_string())?.clone();
+                resources.dial(&core, &name, &to).await.map_err(|error| error.to_string())
+            })
+        });
+        let identity = self.identity.borrow().clone().map(|identity| (identity, to.host.clone()));
+        Rc::new(Sender::start(core, hello, dial, identity))
+    }
+
+    /// Begins to move a disk to another node. Suspends until that takes it.
+    ///
+    /// # Errors
+    /// When there is no disk of that name, it moves already, or the other node does not take it.
+    pub async fn begin_send(
+        self: &Rc<Self>,
+        core: &Core,
+        name: &str,
+        to: Peer,
+        anyway: bool,
+    ) -> Result<Value, Error> {
+        let _change = self.change().await?;
+        let target = self.target(name)?;
+        self.may_move(name, &target)?;
+        if !self.resources()?.remembers() {
+            return Err(usage("this node would not remember after a restart where its disk is")
+                .hint("start it with --state DIR"));
+        }
+        let id = core.random_u64();
+        let sender = self.sender(core, &target, name, id, &to);
+        let welcome = timeout(core, ANSWER_NS, sender.welcome(false)).await;
+        let refused = |why: String| system(format!("{to} does not take disk {name}: {why}"));
+        let welcome = welcome.map_err(|_| refused("it does not answer".to_owned()))?;
+        if welcome.map_err(refused)?.stage != Stage::Receiving {
+            return Err(refused("it has this disk".to_owned()));
+        }
+        self.keep_transfer(name, Some(Transfer::Sending { id, to: to.clone() })).await?;
+        tracing::info!(disk = name, to = %to, "moving a disk to another node");
+        self.report(core, What::MoveBegun { disk: name.to_owned(), uri: to.to_string() });
+        let sending = Rc::new(Sending { id, to, sender, anyway: Cell::new(anyway) });
+        self.start_move(core, name, target, Goal::Node(sending), anyway);
+        Ok(self.moves_report(core, Some(name)))
+    }
+
+    /// Continues what an earlier process has begun.
+    pub fn resume_transfers(self: &Rc<Self>, core: &Core) {
+        for (name, transfer) in self.transfers.borrow().clone() {
+            let (disks, again) = (self.clone(), core.clone());
+            match transfer {
+                Transfer::Sending { id, to } => drop(core.spawn(Class::Control, async move {
+                    disks.resume_sending(&again, &name, id, to).await;
+                })),
+                Transfer::Given { id, to } | Transfer::Sent { id, to } => {
+                    self.watch(core, &name, id, &to)
+                }
+                Transfer::Whole { .. } => self.watch_arrived(core, &name, false),
+                Transfer::Incoming { .. } | Transfer::Begun { .. } => {}
+            }
+        }
+    }
+
+    async fn resume_sending(self: &Rc<Self>, core: &Core, name: &str, id: u64, to: Peer) {
+        // It may follow from the predecessor.
+        let there = || self.target(name).is_ok() || self.ended.get() || self.find(name).is_err();
+        while !there() {
+            core.sleep_ns(AGAIN_NS).await;
+        }
+        let Ok(_change) = self.change().await else { return };
+        let Ok(target) = self.target(name) else { return };
+        tracing::info!(disk = name, to = %to, "a disk's move to another node continues");
+        let sender = self.sender(core, &target, name, id, &to);
+        sender.compare(true);
+        let sending = Rc::new(Sending { id, to, sender, anyway: Cell::new(false) });
+        self.start_move(core, name, target, Goal::Node(sending), false);
+    }
+
+    /// Sends the rest while the guest does not run, and lets the other node have the disk.
+    pub(super) async fn give(
+        &self,
+        core: &Core,
+        name: &str,
+        target: &Target,
+        moving: &Move,
+        copy: &Copy,
+        sending: &Sending,
+    ) -> Result<(), Switch> {
+        let later = |what: &str| Switch::Later(system(format!("disk {name}: {what}")));
+        if !sending.may_leave(target.front_end()) || !target.withhold() {
+            return Err(later("its guest runs"));
+        }
+        let began_ns = core.now_exact_ns();
+        if let Some(server) = self.nbd()
+            && !server.release(name, super::moves::QUIESCE_NS).await
+        {
+            target.admit(false);
+            return Err(later("an NBD client's requests do not end"));
+        }
+        let rest = async {
+            copy.be_gentle(false);
+            copy.limit(0);
+            while copy.left_bytes() > 0 && !mutant::is(Mutant::SwitchesBeforeTheLastBlock) {
+                copy.pass().await?;
+            }
+            copy.flush().await
+        };
+        let stays = async {
+            let runs = target.until_front_end(FrontEnd::is_running);
+            race(runs, moving.until_stopped()).await;
+        };
+        let given = match race(stays, rest).await {
+            Either::First(_) => Err(later("its guest continues here")),
+            Either::Second(Err(error)) => Err(Switch::Failed(system(error.to_string()))),
+            Either::Second(Ok(())) if sending.sender.take_renewed() => {
+                sending.sender.compare(true);
+                copy.begin().await.map_err(|error| Switch::Failed(system(error.to_string())))?;
+                Err(later("the other node was started again"))
+            }
+            Either::Second(Ok(())) => {
+                let Sending { id, to, .. } = sending;
+                let given = Transfer::Given { id: *id, to: to.clone() };
+                self.keep_transfer(name, Some(given)).await.map_err(Switch::Failed)
+            }
+        };
+        if let Err(why) = given {
+            target.admit(false);
+            self.share_rate();
+            return Err(why);
+        }
+        if self.resolve(core, name, target, sending).await {
+            moving.note_pause((core.now_exact_ns() - began_ns) / 1000);
+            return Ok(());
+        }
+        let Sending { id, to, .. } = sending;
+        let again = Transfer::Sending { id: *id, to: to.clone() };
+        let kept = self.keep_transfer(name, Some(again)).await;
+        // The other node does not have it, whatever could be stored.
+        target.admit(false);
+        self.share_rate();
+        kept.map_err(Switch::Failed)?;
+        Err(later("its guest continues here"))
+    }
+
+    /// Finds out whose a disk is that was given. Suspends until that is certain: true if it is the
+    /// other node's.
+    async fn resolve(&self, core: &Core, name: &str, target: &Target, sending: &Sending) -> bool {
+        let Sending { id, to, sender, .. } = sending;
+        loop {
+            let runs = || target.front_end().is_running();
+            let decided = if runs() {
+                sender.take_back().await.map(|back| !back)
+            } else {
+                match race(target.until_front_end(FrontEnd::is_running), sender.own()).await {
+                    Either::First(()) => continue,
+                    Either::Second(owns) => owns.map(|()| true),
+                }
+            };
+            let decided = match decided {
+                Ok(true) => {
+                    let sent = Transfer::Sent { id: *id, to: to.clone() };
+                    self.keep_transfer(name, Some(sent))
+                        .await
+                        .map_err(|error| error.to_string())
+                        .map(|()| true)
+                }
+                decided => decided,
+            };
+            match decided {
+                Ok(is_sent) => return is_sent,
+                Err(why) => {
+                    tracing::warn!(disk = name, to = %to, "it is not known whose it is: {why}");
+                    core.sleep_ns(AGAIN_NS).await;
+                }
+            }
+        }
+    }
+
+    /// Watches a disk that was given to another node: a guest that uses it here gets it back, if it
+    /// has not begun there.
+    pub(super) fn watch(self: &Rc<Self>, core: &Core, name: &str, id: u64, to: &Peer) {
+        let (disks, again, name, to) = (self.clone(), core.clone(), name.to_owned(), to.clone());
+        core.spawn(Class::Control, async move { disks.watch_given(&again, &name, id, &to).await });
+    }
+
+    async fn watch_given(self: &Rc<Self>, core: &Core, name: &str, id: u64, to: &Peer) {
+        loop {
+            let is_given = matches!(self.transfer(name), Some(Transfer::Given { .. }));
+            if self.ended.get() || self.transfer(name).as_ref().and_then(Transfer::to) != Some(to) {
+                return;
+            }
+            let Ok(target) = self.target(name) else {
+                core.sleep_ns(AGAIN_NS).await;
+                continue;
+            };
+            if !is_given {
+                let gone = self.changed.wait_until(|| {
+                    self.ended.get() || !matches!(self.transfer(name), Some(Transfer::Sent { .. }))
+                });
+                if let Either::First(()) =
+                    race(gone, target.until_front_end(FrontEnd::is_running)).await
+                {
+                    continue;
+                }
+            }
+            let sender = self.sender(core, &target, name, id, to);
+            let sending = Sending { id, to: to.clone(), sender, anyway: Cell::new(false) };
+            let decided = self.resolve(core, name, &target, &sending);
+            let ended = self.changed.wait_until(|| self.ended.get() || self.target(name).is_err());
+            match race(ended, decided).await {
+                Either::First(()) => return,
+                Either::Second(true) if target.front_end().is_running() => {
+                    let why = "its guest has begun there".to_owned();
+                    tracing::error!(disk = name, to = %to, "a guest waits for a disk that has moved");
+                    let (disk, uri) = (name.to_owned(), to.to_string());
+                    self.report(core, What::Elsewhere { disk, uri, why });
+                    let ends = target.until_front_end(|does| !does.is_running());
+                    let gone = self.changed.wait_until(|| {
+                        self.ended.get()
+                            || !matches!(self.transfer(name), Some(Transfer::Sent { .. }))
+                    });
+                    race(gone, ends).await;
+                }
+                Either::Second(true) => {}
+                Either::Second(false) => return self.serve_again(core, name, &target, to).await,
+            }
+        }
+    }
+
+    /// Serves a disk again that the other node does not have.
+    async fn serve_again(&self, core: &Core, name: &str, target: &Target, to: &Peer) {
+        while let Err(error) = self.keep_transfer(name, None).await {
+            tracing::error!(disk = name, "its guest waits: {error}");
+            core.sleep_ns(AGAIN_NS).await;
+        }
+        target.admit(false);
+        tracing::info!(disk = name, from = %to, "a disk was taken back");
+        self.report(core, What::TakenBack { disk: name.to_owned(), uri: to.to_string() });
+    }
+
+    /// Takes a disk back that was given to another node; asks that, unless it is to be forced.
+    ///
+    /// # Errors
+    /// When the guest has begun there, or the other node does not answer.
+    pub(super) async fn take_back(
+        self: &Rc<Self>,
+        core: &Core,
+        name: &str,
+        id: u64,
+        to: &Peer,
+        force: bool,
+    ) -> Result<(), Error> {
+        let target = self.target(name)?;
+        if !force {
+            let sender = self.sender(core, &target, name, id, to);
+            let asked = async {
+                sender.welcome(false).await?;
+                sender.take_back().await
+            };
+            let hint = "--force serves it here without asking; never do that while its guest may use it there";
+            match timeout(core, ANSWER_NS, asked).await {
+                Ok(Ok(true)) => {}
+                Ok(Ok(false)) => {
+                    return Err(usage(format!("disk {name}: its guest has begun at {to}")));
+                }
+                Ok(Err(why)) => {
+                    return Err(
+                        system(format!("{to} does not give disk {name} back: {why}")).hint(hint)
+                    );
+                }
+                Err(_) => return Err(system(format!("{to} does not answer")).hint(hint)),
+            }
+        }
+        self.serve_again(core, name, &target, to).await;
+        Ok(())
+    }
+
+    /// The end of a move that has not moved the disk: the other node forgets it, if it answers.
+    pub(super) async fn give_up(&self, core: &Core, name: &str, sending: &Sending) {
+        if timeout(core, AGAIN_NS, sending.sender.abandon()).await.is_err() {
+            tracing::warn!(disk = name, to = %sending.to, "the other node still waits for it");
+        }
+        if let Err(error) = self.keep_transfer(name, None).await {
+            tracing::error!(disk = name, "the next process will send it again: {error}");
+        }
+    }
+}
