@@ -21,6 +21,12 @@ pub enum Mutant {
     ReleasesEarly,
     /// A moved disk continues with its new device although not everything was copied.
     SwitchesBeforeTheLastBlock,
+    /// The source serves its guest again without asking the destination.
+    ServesWithoutAsking,
+    /// The destination serves its guest before all of the disk has come.
+    BeginsEarly,
+    /// The destination serves its guest without storing that.
+    BeginsWithoutStoring,
 }
 
 loomable::mutants!(Mutant);

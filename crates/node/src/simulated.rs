@@ -4,6 +4,7 @@
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
+use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::rc::Rc;
 
@@ -15,6 +16,7 @@ use crate::config::{Config, Settings};
 pub use crate::disks::resources::Kept;
 use crate::disks::resources::{LocalResources, Ready, Resources};
 use crate::disks::spec::DiskSpec;
+use crate::disks::transfers::{Peer, Transfer};
 use crate::disks::{Disks, Served, options};
 use crate::error::{Error, Kind};
 use crate::machine::Machine;
@@ -42,7 +44,7 @@ impl Node {
         core: &Core,
         disks: Vec<(DiskSpec, OwnedFd)>,
         told: Option<bool>,
-        kept: Kept,
+        kept: Rc<dyn Kept>,
     ) -> Result<Node, String> {
         let until_ns = core.now_ns() + LINGER_NS;
         let busy =
@@ -54,6 +56,9 @@ impl Node {
             let listener =
                 UnixListener::from_fd(core, listener).map_err(|error| error.to_string())?;
             let target = Target::new(core, device.clone(), options(&spec, nth));
+            if stored(&*kept, &spec.name).is_some_and(|transfer| transfer.withholds()) {
+                target.withhold();
+            }
             target.remember(told, Box::new(|_| Box::pin(std::future::ready(Ok(())))));
             let task = {
                 let target = target.clone();
@@ -74,7 +79,7 @@ impl Node {
         specs: &[DiskSpec],
         line: OwnedFd,
         listen: Listen,
-        kept: Kept,
+        kept: Rc<dyn Kept>,
     ) -> Result<Node, String> {
         let settings = Settings { disk: specs.to_vec(), ..Settings::default() };
         let config = Config::new(settings, &Machine::look()).map_err(|error| error.to_string())?;
@@ -100,13 +105,21 @@ impl Node {
         core: &Core,
         disks: Vec<(Served, reactor::JoinHandle<()>)>,
         following: Option<&[DiskSpec]>,
-        kept: Kept,
+        kept: Rc<dyn Kept>,
     ) -> Result<Node, String> {
         let local = LocalResources::new(core, &[], None);
+        let names: Vec<_> = disks.iter().map(|(served, _)| served.spec.name.clone()).collect();
+        let transfers = names.into_iter().filter_map(|name| {
+            let transfer = stored(&*kept, &name)?;
+            Some((name, transfer))
+        });
+        let transfers = transfers.collect();
         local.on_keep(kept);
         let resources = Resources::Local(Box::new(local), false);
         let disks = Disks::start(core, resources, disks, following, false).await;
         let disks = Rc::new(disks.map_err(|error| error.to_string())?);
+        disks.set_transfers(transfers);
+        disks.resume_transfers(core);
         let upgrader = Upgrader::new(core, || {}, || false);
         upgrader.ready(disks.clone(), Doors::default());
         Ok(Node { core: core.clone(), disks, upgrader })
@@ -178,12 +191,36 @@ impl Node {
         begun.map(drop).map_err(|error| error.to_string())
     }
 
+    /// Takes disks from other nodes.
+    ///
+    /// # Errors
+    /// When somebody else does so there.
+    pub fn receive(&self, addr: SocketAddr) -> std::io::Result<()> {
+        self.disks.receive(&self.core, self.core.listen_alone(addr)?);
+        Ok(())
+    }
+
+    /// Begins to move a disk to another node; `anyway` also if no machine uses it.
+    ///
+    /// # Errors
+    /// When this is not possible; the text says why.
+    pub async fn begin_send(
+        &self,
+        name: &str,
+        addr: SocketAddr,
+        anyway: bool,
+    ) -> Result<(), String> {
+        let to = Peer { addr, host: addr.ip().to_string(), disk: name.to_owned() };
+        let begun = self.disks.begin_send(&self.core, name, to, anyway).await;
+        begun.map(drop).map_err(|error| error.to_string())
+    }
+
     /// Lets a move finish, or ends it.
     pub async fn end_move(&self, name: &str, finish: bool) {
         // It may have ended.
         let _ = match finish {
             true => self.disks.finish_move(&self.core, name),
-            false => self.disks.abort_move(&self.core, name).await,
+            false => self.disks.abort_move(&self.core, name, false).await,
         };
     }
 
@@ -212,4 +249,9 @@ impl Node {
     pub async fn stop(&self) {
         self.disks.stop(&self.core).await;
     }
+}
+
+/// How far a disk is on its way to another node, as the state directory has it.
+fn stored(kept: &dyn Kept, name: &str) -> Option<Transfer> {
+    serde_json::from_str(&kept.transfer(name)?).ok()
 }

@@ -4,6 +4,7 @@
 mod handover;
 
 use handover::moves::moves;
+use handover::sends::sends;
 use handover::{handover, unanswered};
 use node::Mutant;
 use reactor::sim::Access;
@@ -22,6 +23,9 @@ fn an_upgrade_that_is_wrong_about_which_process_serves_is_detected() {
         Mutant::TakesBack,
         Mutant::ReleasesEarly,
         Mutant::SwitchesBeforeTheLastBlock,
+        Mutant::ServesWithoutAsking,
+        Mutant::BeginsEarly,
+        Mutant::BeginsWithoutStoring,
     ] {
         node::set_mutant(mutant);
         let play = |seed| match mutant {
@@ -31,6 +35,9 @@ fn an_upgrade_that_is_wrong_about_which_process_serves_is_detected() {
             }
             Mutant::SwitchesBeforeTheLastBlock => {
                 moves(seed);
+            }
+            Mutant::ServesWithoutAsking | Mutant::BeginsEarly | Mutant::BeginsWithoutStoring => {
+                sends(seed);
             }
             _ => {
                 handover(seed);

@@ -347,6 +347,13 @@ impl Guest {
         Ok(session)
     }
 
+    /// Its rings were stopped at these positions, with nothing in flight at the device: they start
+    /// there, at another device, with a region of their own.
+    pub fn moves(&mut self, bases: &[u32]) {
+        self.bases.copy_from_slice(bases);
+        self.inflight = region(&self.options);
+    }
+
     fn starts(&self, flaw: Flaw, device: &Bdev) -> Vec<(RingStart, Arc<QueueStats>)> {
         let memory = &self.memory.regions()[0];
         let info = RegionInfo {

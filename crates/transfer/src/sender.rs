@@ -142,6 +142,11 @@ impl Sender {
         self.inner.broken.borrow().clone()
     }
 
+    /// Suspends until the destination refuses the disk for good. Returns why.
+    pub async fn refused(&self) -> String {
+        self.inner.changed.wait_for(|| self.inner.refused.borrow().clone()).await
+    }
+
     /// Bytes of data that were sent.
     pub fn sent_bytes(&self) -> u64 {
         self.inner.sent_bytes.get()
@@ -277,6 +282,7 @@ impl Inner {
                 Err(_) => "it does not answer".to_owned(),
                 Ok(Err(Refusal::Later(why))) => why,
                 Ok(Err(Refusal::Never(why))) => {
+                    self.broken.replace(Some(why.clone()));
                     self.refused.replace(Some(why));
                     // Whoever waits for an answer learns that none comes.
                     drop(self.pending.take());

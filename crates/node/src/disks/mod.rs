@@ -298,9 +298,7 @@ impl Disks {
         let options = options(spec, self.begun.replace(self.begun.get() + 1));
         tracing::info!(disk = %name, uri = %spec.uri, socket = %spec.socket.display(), "serving a disk");
         let target = Target::new(core, device, options);
-        if self.transfers.borrow().get(name).is_some_and(Transfer::withholds) {
-            target.withhold();
-        }
+        self.withhold(name, &target);
         self.remember(spec, &target, write_cache);
         self.apply_limits(core, &spec.name, &target);
         let serving = {
@@ -308,6 +306,13 @@ impl Disks {
             core.spawn(Class::Control, async move { target.serve(door).await })
         };
         Serving { target, serving }
+    }
+
+    /// Withholds a disk from its guest whose data is, or may be, elsewhere.
+    fn withhold(&self, name: &str, target: &Target) {
+        if self.transfers.borrow().get(name).is_some_and(Transfer::withholds) {
+            target.withhold();
+        }
     }
 
     /// Stores what a front end is told of the write cache in the state directory.

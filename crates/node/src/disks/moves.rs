@@ -106,8 +106,10 @@ impl Goal {
 /// A move, or what is remembered of one that has ended.
 pub(crate) struct Move {
     uri: String,
-    /// The way to another node.
-    sending: Option<Rc<Sending>>,
+    /// It goes to another node.
+    to_node: bool,
+    /// The way there, until the move has ended.
+    sending: RefCell<Option<Rc<Sending>>>,
     stage: RefCell<Stage>,
     /// It is to finish as soon as it is ready; it is to end.
     finish: Cell<bool>,
@@ -116,6 +118,8 @@ pub(crate) struct Move {
     leave: Cell<bool>,
     copy: RefCell<Option<Rc<Copy>>>,
     total_bytes: Cell<u64>,
+    /// Of a move that has ended.
+    copied_bytes: Cell<u64>,
     /// How much may be left when the guest has to wait.
     rest_bytes: Cell<u64>,
     /// What the guest may write, in bytes per second; 0 if that is not limited.
@@ -196,14 +200,16 @@ impl Move {
             },
             "finishes": self.finish.get(),
             "total_bytes": self.total_bytes.get(),
-            "copied_bytes": copy.as_ref().map_or(0, |copy| copy.copied_bytes()),
+            "copied_bytes": copy.as_ref().map_or(self.copied_bytes.get(), |copy| copy.copied_bytes()),
             "left_bytes": copy.as_ref().map_or(0, |copy| copy.left_bytes()),
             "writes_bytes_per_second": (limit > 0).then_some(limit),
             "pause_us": self.pause_us.get(),
             "seconds": end_ns.saturating_sub(self.began_ns) as f64 / 1e9,
         });
-        if let Some(sending) = &self.sending {
+        if self.to_node {
             report["to_node"] = true.into();
+        }
+        if let Some(sending) = &*self.sending.borrow() {
             report["sent_bytes"] = sending.sender.sent_bytes().into();
             report["lost_connection"] = sending.sender.broken().into();
         }
@@ -290,16 +296,18 @@ impl Disks {
     ) {
         let moving = Rc::new(Move {
             uri: goal.uri(),
-            sending: match &goal {
+            to_node: matches!(goal, Goal::Node(_)),
+            sending: RefCell::new(match &goal {
                 Goal::Device(..) => None,
                 Goal::Node(sending) => Some(sending.clone()),
-            },
+            }),
             stage: RefCell::new(Stage::Copying),
             finish: Cell::new(finish),
             abort: Cell::new(false),
             leave: Cell::new(false),
             copy: RefCell::default(),
             total_bytes: Cell::new(0),
+            copied_bytes: Cell::new(0),
             rest_bytes: Cell::new(0),
             writes_limit: Cell::new(0),
             pause_us: Cell::new(0),
@@ -310,7 +318,7 @@ impl Disks {
         self.moves.borrow_mut().insert(name.to_owned(), moving.clone());
         let (disks, again, name) = (self.clone(), core.clone(), name.to_owned());
         core.spawn(Class::Background, async move {
-            disks.run_move(&again, &name, &goal, &target, &moving).await;
+            disks.run_move(&again, &name, goal, &target, &moving).await;
         });
     }
 
@@ -360,7 +368,7 @@ impl Disks {
     pub fn finish_move(&self, core: &Core, name: &str) -> Result<Value, Error> {
         let moving = self.move_of(name)?;
         moving.finish.set(true);
-        moving.sending.iter().for_each(|sending| sending.anyway.set(true));
+        moving.sending.borrow().iter().for_each(|sending| sending.anyway.set(true));
         moving.changed.notify_all();
         Ok(self.moves_report(core, Some(name)))
     }
@@ -431,29 +439,29 @@ impl Disks {
         self: Rc<Self>,
         core: &Core,
         name: &str,
-        goal: &Goal,
+        goal: Goal,
         target: &Target,
         moving: &Move,
     ) {
         let old = target.device().untracked();
-        let moved = self.carry_out(core, name, goal, target, moving).await;
+        let moved = self.carry_out(core, name, &goal, target, moving).await;
         target.limit_writes(0);
         moving.writes_limit.set(0);
         let (disk, uri) = (name.to_owned(), moving.uri.clone());
-        if moved.is_err() || moving.sending.is_some() {
+        if moved.is_err() || moving.to_node {
             self.go_back(core, name, target, moving, &old).await;
         }
         let (stage, what) = match moved {
             Ok(()) => {
                 let pause_us = moving.pause_us.get();
                 tracing::info!(disk = name, to = uri, pause_us, "moved a disk");
-                if let Goal::Node(sending) = goal {
+                if let Goal::Node(sending) = &goal {
                     self.watch(core, name, sending.id, &sending.to);
                 }
-                (Stage::Done, Some(What::Moved { disk, uri, pause_us }))
+                (Stage::Done, What::Moved { disk, uri, pause_us })
             }
             Err(stop) => {
-                match goal {
+                match &goal {
                     Goal::Node(_) if matches!(stop, Stop::Left) => {}
                     Goal::Node(sending) => self.give_up(core, name, sending).await,
                     Goal::Device(..) => {
@@ -468,14 +476,16 @@ impl Disks {
                     Stop::Failed(error) => (Stage::Failed(error.to_string()), error.to_string()),
                 };
                 tracing::warn!(disk = name, to = uri, "a disk stays where it is: {why}");
-                (stage, Some(What::MoveFailed { disk, uri, why }))
+                (stage, What::MoveFailed { disk, uri, why })
             }
         };
-        if let Some(what) = what {
-            self.report(core, what);
-        }
+        self.report(core, what);
+        drop(goal);
         moving.ended_ns.set(core.now_ns());
-        moving.copy.take();
+        // Its connection would say hello again.
+        moving.sending.take();
+        let copy = moving.copy.take();
+        moving.copied_bytes.set(copy.map_or(0, |copy| copy.copied_bytes()));
         moving.set_stage(stage);
         self.share_rate();
         self.changed.notify_all();
@@ -587,7 +597,7 @@ impl Disks {
                 moving.set_stage(Stage::Copying);
                 stalled = if left > before / 4 * 3 { stalled + 1 } else { 0 };
                 before = left;
-                let wanted = moving.finish.get() || moving.sending.is_some();
+                let wanted = moving.finish.get() || moving.to_node;
                 if stalled > STALLED_MAX && wanted {
                     // Half of what can be copied: each write marks more than it writes.
                     let written = per_second(self::written(target).saturating_sub(written));
@@ -623,7 +633,10 @@ impl Disks {
                         });
                         let moves = target.front_end() == FrontEnd::Running { moves: true };
                         let ns = if moves { SOON_NS } else { AGAIN_NS };
-                        let _ = timeout(core, ns, race(leaves, wanted)).await;
+                        let wanted = timeout(core, ns, race(leaves, wanted));
+                        if let Either::Second(why) = race(wanted, sending.sender.refused()).await {
+                            return Err(Stop::Failed(system(why)));
+                        }
                     }
                 }
                 continue;

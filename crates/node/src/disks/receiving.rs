@@ -18,6 +18,7 @@ use crate::disks::events::What;
 use crate::disks::limits::LimitChange;
 use crate::disks::transfers::Transfer;
 use crate::error::Error;
+use crate::mutant::{self, Mutant};
 
 /// How long requests of a source may take when the node ends.
 const STOP_NS: u64 = 2_000_000_000;
@@ -210,6 +211,9 @@ impl Disks {
             }
         }
         let target = self.target(name).map_err(|error| Refusal::Later(error.to_string()))?;
+        if mutant::is(Mutant::BeginsEarly) {
+            target.admit(false);
+        }
         if let Err(why) = hello.shape.fits(&Shape::of(&target.device().geometry())) {
             return never(format!("its device does not fit: {why}"));
         }
@@ -291,6 +295,9 @@ impl Disks {
             let Some(Transfer::Whole { id }) = self.transfer(name) else { return };
             if !target.front_end().is_running() {
                 continue;
+            }
+            if mutant::is(Mutant::BeginsWithoutStoring) {
+                return target.admit(writes_through);
             }
             match self.keep_transfer(name, Some(Transfer::Begun { id })).await {
                 Ok(()) => {

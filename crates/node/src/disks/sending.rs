@@ -70,6 +70,12 @@ impl Disks {
         self.transfers.borrow().get(name).cloned()
     }
 
+    /// Sets how far the disks are, as a simulated state directory has it.
+    #[cfg(feature = "testing")]
+    pub fn set_transfers(&self, transfers: std::collections::BTreeMap<String, Transfer>) {
+        self.transfers.replace(transfers);
+    }
+
     /// Why a disk is not served to its guest here, in words, if its data is elsewhere.
     pub fn elsewhere(&self, name: &str) -> Option<String> {
         self.transfers.borrow().get(name).and_then(Transfer::text)
@@ -287,7 +293,9 @@ impl Disks {
         let Sending { id, to, sender, .. } = sending;
         loop {
             let runs = || target.front_end().is_running();
-            let decided = if runs() {
+            let decided = if runs() && mutant::is(Mutant::ServesWithoutAsking) {
+                Ok(false)
+            } else if runs() {
                 sender.take_back().await.map(|back| !back)
             } else {
                 match race(target.until_front_end(FrontEnd::is_running), sender.own()).await {
@@ -361,7 +369,10 @@ impl Disks {
                     race(gone, ends).await;
                 }
                 Either::Second(true) => {}
-                Either::Second(false) => return self.serve_again(core, name, &target, to).await,
+                Either::Second(false) => {
+                    self.abandon(core, name, &sending.sender).await;
+                    return self.serve_again(core, name, &target, to).await;
+                }
             }
         }
     }
@@ -398,7 +409,7 @@ impl Disks {
             };
             let hint = "--force serves it here without asking; never do that while its guest may use it there";
             match timeout(core, ANSWER_NS, asked).await {
-                Ok(Ok(true)) => {}
+                Ok(Ok(true)) => self.abandon(core, name, &sender).await,
                 Ok(Ok(false)) => {
                     return Err(usage(format!("disk {name}: its guest has begun at {to}")));
                 }
@@ -414,11 +425,16 @@ impl Disks {
         Ok(())
     }
 
+    /// Lets the other node forget a disk that it does not get, if it answers.
+    async fn abandon(&self, core: &Core, name: &str, sender: &Sender) {
+        if !matches!(timeout(core, AGAIN_NS, sender.abandon()).await, Ok(Ok(()))) {
+            tracing::warn!(disk = name, "the other node still waits for it");
+        }
+    }
+
     /// The end of a move that has not moved the disk: the other node forgets it, if it answers.
     pub(super) async fn give_up(&self, core: &Core, name: &str, sending: &Sending) {
-        if timeout(core, AGAIN_NS, sending.sender.abandon()).await.is_err() {
-            tracing::warn!(disk = name, to = %sending.to, "the other node still waits for it");
-        }
+        self.abandon(core, name, &sending.sender).await;
         if let Err(error) = self.keep_transfer(name, None).await {
             tracing::error!(disk = name, "the next process will send it again: {error}");
         }

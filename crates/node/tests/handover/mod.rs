@@ -15,8 +15,10 @@
 //! 3. All requests of the guest finally come back.
 
 pub mod moves;
+pub mod sends;
 
 use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
 use std::future::{Future, poll_fn};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::linux::net::SocketAddrExt;
@@ -156,6 +158,8 @@ struct Told {
     /// or to end.
     begin_move: RefCell<Option<(&'static str, String, bool)>>,
     end_move: Cell<Option<bool>>,
+    /// The node to which a disk is to be sent.
+    begin_send: Cell<Option<std::net::SocketAddr>>,
     /// A move is under way, or was not possible.
     moving: Cell<bool>,
     /// One of its disks holds, or has held, requests that the predecessor had begun.
@@ -195,6 +199,12 @@ async fn serve(core: &Core, node: Node, told: &Rc<Told>) {
         if let Some((name, uri, finish)) = begin {
             // A disk that still waits for its predecessor is not moved.
             let _ = node.begin_move(name, &uri, finish).await;
+        }
+        if let Some(addr) = told.begin_send.take() {
+            let node = node.clone();
+            core.spawn(Class::Control, async move {
+                let _ = node.begin_send("a", addr, true).await;
+            });
         }
         if let Some(finish) = told.end_move.take() {
             node.end_move("a", finish).await;
@@ -236,6 +246,32 @@ struct Machine {
     front_end: Option<FrontEnd>,
     /// Number of connections.
     connects: u64,
+}
+
+/// What a state directory keeps.
+struct StateDirectory {
+    specs: Vec<Rc<RefCell<DiskSpec>>>,
+    /// How far disks are on their way to other nodes, by name.
+    transfers: RefCell<BTreeMap<String, String>>,
+}
+
+impl Kept for StateDirectory {
+    fn keep(&self, spec: &DiskSpec) {
+        let same = self.specs.iter().find(|known| known.borrow().name == spec.name);
+        same.expect("a known disk").replace(spec.clone());
+    }
+
+    fn transfer(&self, name: &str) -> Option<String> {
+        self.transfers.borrow().get(name).cloned()
+    }
+
+    fn keep_transfer(&self, name: &str, transfer: Option<String>) {
+        let mut transfers = self.transfers.borrow_mut();
+        match transfer {
+            Some(transfer) => transfers.insert(name.to_owned(), transfer),
+            None => transfers.remove(name),
+        };
+    }
 }
 
 /// Everything that is not a node.
@@ -307,12 +343,9 @@ impl Outside {
     }
 
     /// Plays the state directory.
-    fn kept(&self) -> Kept {
-        let specs: Vec<_> = self.machines.iter().map(|machine| machine.spec.clone()).collect();
-        Rc::new(move |kept| {
-            let same = specs.iter().find(|spec| spec.borrow().name == kept.name);
-            same.expect("a known disk").replace(kept.clone());
-        })
+    fn kept(&self) -> Rc<dyn Kept> {
+        let specs = self.machines.iter().map(|machine| machine.spec.clone()).collect();
+        Rc::new(StateDirectory { specs, transfers: RefCell::default() })
     }
 
     /// Connects a front end, if a node listens.

@@ -3,6 +3,7 @@
 use std::cell::RefCell;
 
 use crate::handover::moves;
+use crate::handover::sends;
 use crate::handover::{GO, HELLO, Meanwhile, Report, declined, detached, handover, unanswered};
 use reactor::sim::Access;
 use sim::seeds;
@@ -172,6 +173,41 @@ fn a_moved_disk_loses_nothing_whatever_happens_on_the_way() {
     if all.len() >= 100 {
         assert!(sum(|r| r.moved) > 50 && sum(|r| r.aborted) > 5 && sum(|r| r.killed) > 20);
         assert!(sum(|r| r.power_cuts) > 10 && sum(|r| r.upgrades) > 10);
+    }
+}
+
+#[test]
+fn a_disk_that_goes_to_another_node_is_served_by_one_of_both() {
+    if seeds::one().is_some() {
+        return;
+    }
+    let all: RefCell<Vec<sends::Report>> = RefCell::default();
+    seeds::many("one_send", 5, |seed| all.borrow_mut().push(sends::sends(seed)));
+    let all = all.into_inner();
+    let sum = |of: fn(&sends::Report) -> u64| all.iter().map(of).sum::<u64>();
+    println!(
+        "{} worlds: {} moves begun, {} disks sent, {} migrations failed, {} of them when the disk was given, {} nodes \
+         killed, {} times all connections lost, {} guests that went back and got nothing, {} sectors checked",
+        all.len(),
+        sum(|r| r.begun),
+        sum(|r| r.sent),
+        sum(|r| r.failed),
+        sum(|r| r.given),
+        sum(|r| r.killed),
+        sum(|r| r.resets),
+        sum(|r| r.nothing),
+        sum(|r| r.checked_sectors),
+    );
+    if all.len() >= 100 {
+        assert!(sum(|r| r.sent) > 50 && sum(|r| r.failed) > 20 && sum(|r| r.given) > 5);
+        assert!(sum(|r| r.killed) > 20 && sum(|r| r.nothing) > 10);
+    }
+}
+
+#[test]
+fn one_send() {
+    if let Some(seed) = seeds::one() {
+        println!("{:?}", sends::sends(seed));
     }
 }
 
