@@ -547,7 +547,7 @@ mod tests {
             let detached = disks.detach(&core, "s", true).await.unwrap();
             assert!(detached.under_way && core.now_ns() < began_ns + 2 * STOP_NS);
             for other in [spec("s"), DiskSpec { socket: spec("s").socket, ..spec("u") }] {
-                let error = disks.attach(&core, other).await.unwrap_err().to_string();
+                let error = disks.attach(&core, other, false).await.unwrap_err().to_string();
                 assert!(error.starts_with("disk s has not gone: it was detached"), "{error}");
             }
             assert!(disks.to_hand_over().is_err());
