@@ -7,8 +7,8 @@ use std::net::SocketAddr;
 use std::rc::Rc;
 
 use bdev::Bdev;
-use nbd::fuzz::{client_flags, go, option_bytes, request_bytes};
 use nbd::{CONNECTIONS_MAX, Disk, Disks, Server};
+use nbdproto::fuzz::{client_flags, go, option_bytes, request_bytes};
 use reactor::sim::{NetConfig, SimConfig, World};
 use reactor::{Core, Socket, timeout};
 

@@ -11,7 +11,7 @@ use reactor::{Buf, Class, Either, Event, Part, Slice, Socket, race, timeout};
 use super::Server;
 use super::limits::{HANDSHAKE_NS, Permit, Share, patience_ns};
 use super::volume::{Transfer, Volume};
-use crate::{
+use nbdproto::{
     Action, Chosen, Errno, Handshake, Progress, REQUEST_BYTES, Replies, Request, Violation,
 };
 

@@ -9,7 +9,7 @@ use std::rc::Rc;
 
 use reactor::Event;
 
-use crate::PAYLOAD_BYTES_MAX;
+use nbdproto::PAYLOAD_BYTES_MAX;
 
 /// Maximum number of connections.
 pub const CONNECTIONS_MAX: usize = 64;

@@ -25,10 +25,10 @@ use std::rc::{Rc, Weak};
 use bdev::Bdev;
 use reactor::{Class, Core, Event, Listener, OwnedTask, timeout};
 
-use crate::{ExportInfo, Exports};
 use connection::{Connection, End};
 use limits::Budget;
 pub use limits::CONNECTIONS_MAX;
+use nbdproto::{ExportInfo, Exports};
 use volume::Volume;
 
 /// How long the accepting task waits if the system cannot give it a connection, in nanoseconds.
