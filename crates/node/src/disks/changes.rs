@@ -101,7 +101,13 @@ impl Disks {
         }
         specs.push(spec.clone());
         spec::check_all(&specs).map_err(usage)?;
-        let serving = self.serve(core, &spec).await?;
+        let serving = match self.serve(core, &spec).await {
+            Ok(serving) => serving,
+            Err(error) => {
+                resources.give_up(&spec.name).await;
+                return Err(error);
+            }
+        };
         let kept = match self.ended.get() {
             true => Err(ends()),
             false => resources.keep(&spec).await,
