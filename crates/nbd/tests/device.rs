@@ -41,6 +41,10 @@ impl Disks for TestDisks {
         let disk = self.0.borrow().get(name)?.clone();
         Some(disk)
     }
+
+    fn is_hidden(&self, _: &str) -> bool {
+        false
+    }
 }
 
 /// A server and what its tests need.

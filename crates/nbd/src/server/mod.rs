@@ -50,6 +50,9 @@ pub trait Disks {
 
     /// The disk of that name, if it is served.
     fn disk(&self, name: &str) -> Option<Rc<dyn Disk>>;
+
+    /// Whether a disk of that name is not served for a moment only.
+    fn is_hidden(&self, name: &str) -> bool;
 }
 
 /// What a server has done since the start.

@@ -18,6 +18,8 @@ use nbdproto::{Errno, ExportInfo, Extent, Rules};
 const PIECE_BYTES: u64 = 1 << 20;
 /// Most extents of a reply.
 const EXTENTS_MAX: usize = 1024;
+/// Longest reply with extents, in bytes.
+pub const EXTENTS_BYTES_MAX: usize = 24 + 8 * EXTENTS_MAX;
 
 /// A disk while clients use it; see the module text.
 pub struct Volume {

@@ -85,7 +85,7 @@ pub struct Chosen {
 }
 
 /// A handshake with a client; see the module text.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct Handshake {
     has_flags: bool,
     no_zeroes: bool,

@@ -12,8 +12,12 @@ use vhost::Target;
 
 use super::Disks;
 
-/// How long requests of NBD clients may take when the node ends or is handed over, in nanoseconds.
-const PAUSE_NS: u64 = 2_000_000_000;
+/// How long requests of NBD clients may take when the node ends, in nanoseconds.
+const END_NS: u64 = 2_000_000_000;
+/// How long they may take when something else waits for them: the node is handed over, or a disk
+/// that moves is switched. No guest waits meanwhile, and the clients' next requests wait in their
+/// sockets. A slow device has many bytes in flight.
+pub(super) const PAUSE_NS: u64 = 20_000_000_000;
 
 /// The disks of a node for NBD clients.
 struct Exported(Weak<Disks>);
@@ -31,6 +35,10 @@ impl nbd::Disks for Exported {
         let disks = self.0.upgrade()?;
         let target = disks.target(name).ok().filter(|_| !disks.hidden.borrow().contains(name))?;
         Some(Rc::new(ExportedDisk(target)))
+    }
+
+    fn is_hidden(&self, name: &str) -> bool {
+        self.0.upgrade().is_some_and(|disks| disks.hidden.borrow().contains(name))
     }
 }
 
@@ -88,7 +96,7 @@ impl Disks {
     pub(super) async fn stop_nbd(&self) {
         let server = self.nbd.take();
         if let Some(server) = server {
-            server.stop(PAUSE_NS).await;
+            server.stop(END_NS).await;
         }
     }
 }
