@@ -344,6 +344,57 @@ def test_an_upgrade_keeps_the_address_and_every_acknowledged_write(tmp_path, san
         assert not (tmp_path / "nbd.sock").exists()
 
 
+def test_an_upgrade_waits_for_what_slow_disks_have_in_flight(tmp_path):
+    """Some megabytes are in flight, and take longer than the rest of an upgrade may."""
+    spec = disk(tmp_path, "a", f"limit:bytes=1500K&burst=1ms|file:{image(tmp_path / 'a.img', 64)}")
+    stop, lost = threading.Event(), []
+    with serving(tmp_path, spec) as node:
+
+        def write():
+            while not stop.is_set():
+                try:
+                    with nbd.Client(node.address, "a", timeout=60) as client:
+                        # More than a connection may have in flight.
+                        for nth in range(64):
+                            client.send(nbd.WRITE, nth * MIB, MIB, bytes([nth]) * MIB)
+                        client.take(16)
+                except (nbd.Closed, OSError) as error:
+                    lost.append(error)
+
+        writers = [threading.Thread(target=write) for _ in range(3)]
+        for writer in writers:
+            writer.start()
+        try:
+            time.sleep(3)
+            began = time.monotonic()
+            node.upgrade()
+            assert time.monotonic() - began > 4, "nothing was in flight"
+            assert "no upgrade" not in node.said()
+        finally:
+            stop.set()
+            node.stop()
+            for writer in writers:
+                writer.join()
+
+
+@pytest.mark.parametrize("sandbox", ["auto", "off"])
+def test_an_upgrade_follows_the_configuration_to_another_address(tmp_path, sandbox):
+    config = tmp_path / "config.toml"
+    addresses = [f"127.0.0.1:{millrace.free_port()}", f"unix:{tmp_path / 'nbd.sock'}"]
+    config.write_text(f"nbd = '{addresses[0]}'\n")
+    spec = disk(tmp_path, "a", "mem:4M")
+    with Disks(tmp_path / "log", spec, flags=["--config", config, "--sandbox", sandbox]) as node:
+        for nth in (1, 2, 3):
+            with again(addresses[(nth - 1) % 2], "a") as client:
+                assert client.write(0, bytes([nth]) * 512) == 0
+            config.write_text(f"nbd = '{addresses[nth % 2]}'\n")
+            node.upgrade()
+            with again(addresses[nth % 2], "a") as client:
+                assert client.read(0, 512) == bytes([nth]) * 512
+            with pytest.raises(OSError):
+                nbd.Client(addresses[(nth - 1) % 2], "a")
+
+
 def test_the_address_must_be_free_and_out_of_reach_of_others(tmp_path):
     with serving(tmp_path, disk(tmp_path, "a", "mem:4M"), address=f"unix:{tmp_path / 'nbd.sock'}") as node:
         said = millrace.fail("serve", "--disk", disk(tmp_path, "b", "mem:4M"), "--nbd", node.address)

@@ -1,3 +1,3 @@
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|data: &[u8]| nbd::fuzz::stream(data));
+libfuzzer_sys::fuzz_target!(|data: &[u8]| nbdproto::fuzz::stream(data));

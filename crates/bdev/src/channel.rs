@@ -1,7 +1,7 @@
 //! A [`Channel`]: one core's access to a device.
 //!
-//! This is on the path of every request: no allocation, no task, no lock, and a `match` over the
-//! devices instead of a call through a table.
+//! This is on the path of every request: no allocation (but see `devices/nbd`), no task, no lock,
+//! and a `match` over the devices instead of a call through a table.
 
 use std::any::Any;
 use std::rc::Rc;
@@ -10,6 +10,7 @@ use reactor::Core;
 
 use crate::device::{Bdev, Device};
 use crate::devices::file::FileChannel;
+use crate::devices::nbd::NbdChannel;
 use crate::error::Error;
 use crate::io::{Done, Full, Io, Kind, QUEUE_DEPTH, Status};
 use crate::layers::delay::DelayChannel;
@@ -34,6 +35,7 @@ enum Backend {
     Null,
     Mem,
     File(Box<FileChannel>),
+    Nbd(Box<NbdChannel>),
     Failing(Box<FailingChannel>),
     Delay(Box<DelayChannel>),
     Limit(Box<LimitChannel>),
@@ -47,6 +49,7 @@ impl Channel {
             Device::Null(_) => Backend::Null,
             Device::Mem(_) => Backend::Mem,
             Device::File(file) => Backend::File(Box::new(FileChannel::new(file, core)?)),
+            Device::Nbd(nbd) => Backend::Nbd(Box::new(NbdChannel::new(nbd, core))),
             Device::Failing { over, failures } => {
                 let over = Channel::new(over, core)?;
                 Backend::Failing(Box::new(FailingChannel::new(over, failures, core)))
@@ -105,6 +108,8 @@ impl Channel {
                 file.submit(device, io, &mut self.done);
             },
             // SAFETY: as above.
+            (Backend::Nbd(nbd), _) => unsafe { nbd.submit(io, &mut self.done) },
+            // SAFETY: as above.
             (Backend::Failing(failing), _) => unsafe { failing.submit(io, &mut self.done) },
             // SAFETY: as above.
             (Backend::Delay(delay), _) => unsafe { delay.submit(io, &mut self.done) },
@@ -158,6 +163,7 @@ impl Channel {
         let before = done.len();
         match &mut self.backend {
             Backend::File(file) => file.poll(done),
+            Backend::Nbd(nbd) => nbd.poll(done),
             Backend::Failing(failing) => drop(failing.over.poll(done)),
             Backend::Delay(delay) => delay.poll(done),
             Backend::Limit(limited) => limited.poll(done),
@@ -181,6 +187,7 @@ impl Channel {
         !self.done.is_empty()
             || match &self.backend {
                 Backend::File(file) => file.ready(),
+                Backend::Nbd(nbd) => nbd.ready(),
                 Backend::Failing(failing) => failing.over.ready(),
                 Backend::Delay(delay) => delay.ready(),
                 Backend::Limit(limited) => limited.ready(),
@@ -200,6 +207,7 @@ impl Channel {
     pub fn hold(&mut self, keep: Rc<dyn Any>) {
         match &mut self.backend {
             Backend::File(file) => file.hold(keep),
+            Backend::Nbd(nbd) => nbd.hold(keep),
             Backend::Failing(failing) => failing.over.hold(keep),
             Backend::Delay(delay) => delay.over.hold(keep),
             Backend::Limit(limited) => limited.hold(keep),
@@ -218,7 +226,7 @@ impl Channel {
             Backend::Delay(delay) => delay.over.bounced(),
             Backend::Limit(limited) => limited.over.bounced(),
             Backend::Dirty(dirty) => dirty.over.bounced(),
-            Backend::Null | Backend::Mem => 0,
+            Backend::Null | Backend::Mem | Backend::Nbd(_) => 0,
         }
     }
 

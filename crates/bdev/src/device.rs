@@ -4,11 +4,12 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use reactor::Core;
+use reactor::{Core, UnixPackets};
 
 use crate::channel::Channel;
 use crate::devices::file::FileDevice;
 use crate::devices::mem::MemDevice;
+use crate::devices::nbd::NbdDevice;
 use crate::devices::null::NullDevice;
 use crate::error::{Error, ErrorKind};
 use crate::geometry::Geometry;
@@ -40,16 +41,30 @@ pub struct Parts {
 }
 
 impl Parts {
-    /// Opens the device that a URI names, for another process to [`Bdev::take`]. Suspends.
+    /// Opens the device that a URI names, for another process to [`Bdev::take`]. The export of an
+    /// NBD server has a line, too: as long as the device is in use, its end that stays here has to
+    /// be served ([`serve_line`](crate::serve_line)). Suspends.
     ///
     /// # Errors
     /// As for [`Bdev::open`].
-    pub async fn open(core: &Core, uri: &str) -> Result<Parts, Error> {
-        let device = Bdev::open(core, uri).await?;
+    pub async fn open(core: &Core, uri: &str) -> Result<(Parts, Option<OwnedFd>), Error> {
         let own = |error| Error::io("the descriptor of a device".to_owned(), error);
-        let descriptors = device.descriptors()?.into_iter().map(|fd| fd.try_clone_to_owned());
-        let descriptors = descriptors.collect::<Result<_, _>>().map_err(own)?;
-        Ok(Parts { descriptors, holes: Some(device.geometry().discard) })
+        let Spec { base, layers } = uri.parse()?;
+        let mut parts = Parts::default();
+        let mut line = None;
+        if let Base::Nbd(_) = base {
+            let (here, there) = UnixPackets::pair().map_err(own)?;
+            parts.descriptors.push(there);
+            line = Some(here);
+        }
+        // Nothing else of a server is opened here, unless a bitmap needs to know the size.
+        if line.is_none() || layers.iter().any(|layer| matches!(layer, Layer::Dirty { .. })) {
+            let device = Bdev::open(core, uri).await?;
+            let all = device.descriptors()?.into_iter().map(|fd| fd.try_clone_to_owned());
+            parts.descriptors.extend(all.collect::<Result<Vec<_>, _>>().map_err(own)?);
+            parts.holes = Some(device.geometry().discard);
+        }
+        Ok((parts, line))
     }
 }
 
@@ -58,6 +73,7 @@ pub(crate) enum Device {
     Null(NullDevice),
     Mem(MemDevice),
     File(FileDevice),
+    Nbd(NbdDevice),
     Failing {
         over: Bdev,
         failures: Failures,
@@ -86,7 +102,7 @@ impl Device {
             | Device::Delay { over, .. }
             | Device::Limit { over, .. }
             | Device::Dirty { over, .. } => Some(over),
-            Device::Null(_) | Device::Mem(_) | Device::File(_) => None,
+            Device::Null(_) | Device::Mem(_) | Device::File(_) | Device::Nbd(_) => None,
         }
     }
 }
@@ -112,8 +128,13 @@ impl Bdev {
 
     async fn open_with(core: &Core, uri: &str, taken: Option<Parts>) -> Result<Bdev, Error> {
         let Spec { base, layers } = uri.parse()?;
-        let own = usize::from(!matches!(base, Base::Null { .. }));
         let bitmaps = layers.iter().filter(|layer| matches!(layer, Layer::Dirty { .. })).count();
+        let own = match (&base, &taken) {
+            (Base::Null { .. }, _) => 0,
+            // A process that connects itself needs none.
+            (Base::Nbd(_), Some(taken)) if taken.descriptors.len() == bitmaps => 0,
+            _ => 1,
+        };
         if let Some(Parts { descriptors, .. }) = &taken
             && descriptors.len() != own + bitmaps
         {
@@ -146,6 +167,10 @@ impl Bdev {
                 let (file, geometry) = FileDevice::open(core, &base, open).await?;
                 Bdev::new(geometry, Device::File(file))
             }
+            Base::Nbd(export) => {
+                let (nbd, geometry) = NbdDevice::open(core, &export, open).await?;
+                Bdev::new(geometry, Device::Nbd(nbd))
+            }
         };
         let mut over = base;
         for layer in layers {
@@ -171,7 +196,7 @@ impl Bdev {
     /// Whether the data is in this process's memory, or nowhere. Such a device has no operations
     /// left in flight by a process that has ended.
     pub fn is_memory(&self) -> bool {
-        !matches!(self.lowest().device(), Device::File(_))
+        matches!(self.lowest().device(), Device::Mem(_) | Device::Null(_))
     }
 
     fn new(geometry: Geometry, device: Device) -> Bdev {
@@ -223,6 +248,7 @@ impl Bdev {
         let changed = match self.lowest().device() {
             Device::Mem(mem) => mem.resize(old, size_bytes),
             Device::File(file) => file.resize(core, size_bytes).await,
+            Device::Nbd(nbd) => nbd.resize(size_bytes),
             Device::Null(_)
             | Device::Failing { .. }
             | Device::Delay { .. }
@@ -312,6 +338,7 @@ impl Bdev {
                 let none = || Error::new(ErrorKind::Unsupported, "a file without a descriptor");
                 descriptors.push(file.descriptor().ok_or_else(none)?);
             }
+            Device::Nbd(nbd) => descriptors.extend(nbd.line()),
             Device::Dirty { map, .. } => descriptors.push(map.descriptor()),
             Device::Null(_)
             | Device::Failing { .. }
@@ -328,13 +355,19 @@ impl Bdev {
 
     /// Whether a flush has failed, so that the device takes no more writes: see docs/DISKS.md.
     pub fn flush_failed(&self) -> bool {
-        matches!(self.lowest().device(), Device::File(file) if file.flush_failed())
+        match self.lowest().device() {
+            Device::File(file) => file.flush_failed(),
+            Device::Nbd(nbd) => nbd.flush_failed(),
+            _ => false,
+        }
     }
 
     /// Records that a flush has failed in the process that the device was taken from.
     pub fn set_flush_failed(&self) {
-        if let Device::File(file) = self.lowest().device() {
-            file.set_flush_failed();
+        match self.lowest().device() {
+            Device::File(file) => file.set_flush_failed(),
+            Device::Nbd(nbd) => nbd.set_flush_failed(),
+            _ => {}
         }
     }
 

@@ -16,6 +16,7 @@ impl Bdev {
         let found = match self.lowest().device() {
             Device::Mem(mem) => mem.extents(offset, len, max),
             Device::File(file) => file.extents(core, offset, len, max).await,
+            Device::Nbd(nbd) => nbd.extents(offset, len, max).await,
             Device::Null(_)
             | Device::Failing { .. }
             | Device::Delay { .. }

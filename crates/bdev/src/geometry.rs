@@ -36,3 +36,7 @@ pub struct Geometry {
 
 /// Maximum number of segments of a request: a guest's ring of 256 less header and status.
 pub(crate) const SEGMENTS: u32 = 254;
+/// The longest discard and the longest range of zeroes of a device that keeps data elsewhere. They
+/// are the same for all of these, so that a disk can move from each to each.
+pub(crate) const DISCARD_MAX: u64 = 256 << 20;
+pub(crate) const ZEROES_MAX: u64 = 64 << 20;

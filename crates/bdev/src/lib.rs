@@ -1,5 +1,5 @@
-//! Block devices for virtual machines: files and block devices of the host, memory, null, and
-//! layers over another device that inject errors, delay, limit or track writes.
+//! Block devices for virtual machines: files and block devices of the host, memory, exports of NBD
+//! servers, null, and layers over another device that inject errors, delay, limit or track writes.
 //!
 //! [`Bdev::open`] opens a device from a URI. Every core that uses the device takes its own
 //! [`Channel`] from [`Bdev::channel`]. One request:
@@ -7,7 +7,8 @@
 //! 1. The caller, a poller, submits an [`Io`] with the guest's segments. The channel checks range
 //!    and alignment again, whatever was checked before.
 //! 2. Memory and null devices complete the request immediately. A file's request goes to the
-//!    reactor with the guest's memory as it is: no copy, no task, no allocation.
+//!    reactor with the guest's memory as it is: no copy, no task, no allocation. That of an NBD
+//!    server is copied, and goes to the core that has the connection.
 //! 3. [`Channel::poll`] returns completions, in any order: a tag and a [`Status`].
 //!
 //! A completion makes a sleeping core take a turn, in which its pollers run. A channel belongs to
@@ -46,6 +47,7 @@ pub use buf_channel::{BufChannel, BufDone, BufIo};
 pub use channel::Channel;
 pub use copy::{Copy, CopyTarget, DeviceTarget, TargetStep};
 pub use device::{Bdev, DESCRIPTORS_MAX, Parts};
+pub use devices::nbd::serve_line;
 pub use error::{Error, ErrorKind};
 pub use geometry::Geometry;
 pub use io::{Done, Full, Io, Kind, QUEUE_DEPTH, Status};
@@ -59,4 +61,4 @@ pub use task_channel::TaskChannel;
 #[cfg(feature = "testing")]
 #[doc(hidden)]
 pub use uri::fuzz as fuzz_uri;
-pub use uri::{file_uri, image_of, parse_rate, uri_under};
+pub use uri::{file_uri, image_of, is_remote, parse_rate, uri_under};

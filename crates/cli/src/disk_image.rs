@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use bdev::{Bdev, Copy, DeviceTarget, file_uri};
+use bdev::{Bdev, Copy, DeviceTarget, file_uri, is_remote};
 use clap::ValueEnum;
 use node::Size;
 use reactor::{Core, DriverKind, Mode, Opening};
@@ -98,8 +98,8 @@ fn directory_of(path: &Path) -> &Path {
     }
 }
 
-/// Creates an image file as a copy of an image or a block device that nobody writes to. It is
-/// larger if `size` says so.
+/// Creates an image file as a copy of an image, a block device or the export of an NBD server, that
+/// nobody writes to. It is larger if `size` says so.
 pub fn create_from(path: PathBuf, from: &str, size: Option<Size>) -> Result<(), Failure> {
     let uri = read_only(from);
     on_core(DriverKind::Auto, async move |core| {
@@ -128,9 +128,9 @@ pub fn create_from(path: PathBuf, from: &str, size: Option<Size>) -> Result<(), 
     })
 }
 
-/// The URI of an image that may be written as its path only, for reading.
+/// The URI of a device, for reading. An image may be written as its path only.
 fn read_only(from: &str) -> String {
-    let uri = match from.starts_with("file:") {
+    let uri = match from.starts_with("file:") || is_remote(from) {
         true => from.to_owned(),
         false => file_uri(Path::new(from)),
     };
@@ -227,6 +227,7 @@ mod tests {
         assert_eq!(read_only("/srv/a b%?.img"), "file:/srv/a%20b%25%3F.img?readonly=on");
         assert_eq!(read_only("file:a.img"), "file:a.img?readonly=on");
         assert_eq!(read_only("file:a.img?direct=off"), "file:a.img?direct=off&readonly=on");
+        assert_eq!(read_only("nbd://h/x"), "nbd://h/x?readonly=on");
     }
 
     #[test]

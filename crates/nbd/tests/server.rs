@@ -7,8 +7,8 @@ use std::net::SocketAddr;
 use std::rc::Rc;
 
 use bdev::Bdev;
-use nbd::fuzz::{client_flags, go, option_bytes, request_bytes};
 use nbd::{CONNECTIONS_MAX, Disk, Disks, Server};
+use nbdproto::fuzz::{client_flags, go, option_bytes, request_bytes};
 use reactor::sim::{NetConfig, SimConfig, World};
 use reactor::{Core, Socket, timeout};
 
@@ -23,6 +23,7 @@ const SECOND_NS: u64 = 1_000_000_000;
 struct TestDisk {
     device: Bdev,
     taken: Cell<bool>,
+    hidden: Cell<bool>,
 }
 
 impl Disk for TestDisk {
@@ -44,8 +45,12 @@ impl Disks for TestDisks {
     }
 
     fn disk(&self, name: &str) -> Option<Rc<dyn Disk>> {
-        let disk = self.0.borrow().get(name)?.clone();
+        let disk = self.0.borrow().get(name).filter(|disk| !disk.hidden.get())?.clone();
         Some(disk)
+    }
+
+    fn is_hidden(&self, name: &str) -> bool {
+        self.0.borrow().get(name).is_some_and(|disk| disk.hidden.get())
     }
 }
 
@@ -67,9 +72,18 @@ fn with_disks<F: Future<Output = ()> + 'static>(
     disks: &'static [(&'static str, &'static str)],
     test: impl Fn(Scene) -> F + Clone + Send + 'static,
 ) {
+    with_memory(SimConfig::default().memory, disks, test);
+}
+
+/// Runs a test with a server of these disks, whose core has so many bytes for buffers.
+fn with_memory<F: Future<Output = ()> + 'static>(
+    memory: usize,
+    disks: &'static [(&'static str, &'static str)],
+    test: impl Fn(Scene) -> F + Clone + Send + 'static,
+) {
     for seed in 0..8 {
-        let world =
-            World::new(seed, 1, SimConfig { net: NetConfig::default(), ..SimConfig::default() });
+        let config = SimConfig { net: NetConfig::default(), memory, ..SimConfig::default() };
+        let world = World::new(seed, 1, config);
         world.add_file("/disks/a.img", vec![0xEE; 4 << 20]);
         let (inside, test) = (world.clone(), test.clone());
         let run = world.run(move |core| {
@@ -78,7 +92,8 @@ fn with_disks<F: Future<Output = ()> + 'static>(
                 let all = TestDisks::default();
                 for (name, uri) in disks {
                     let device = Bdev::open(&core, uri).await.unwrap();
-                    let disk = TestDisk { device, taken: Cell::new(false) };
+                    let disk =
+                        TestDisk { device, taken: Cell::new(false), hidden: Cell::new(false) };
                     all.0.borrow_mut().insert((*name).to_owned(), Rc::new(disk));
                 }
                 let listener = core.listen_alone(addr()).unwrap();
@@ -286,6 +301,31 @@ fn holes_are_told_apart_from_data() {
     });
 }
 
+/// A reply with extents is as long as that of a short read.
+#[test]
+fn replies_with_extents_count_as_held() {
+    with_memory(2 << 20, &[("m", "mem:8M")], async |scene| {
+        let mut writer = Client::of(&scene, "m").await;
+        for page in 0..1024 {
+            assert_eq!(writer.write(page * 8192, &[1; 4096]).await, 0);
+        }
+        let mut client = Client::connect(&scene);
+        let context = b"\0\0\0\x01m\0\0\0\x01\0\0\0\x0fbase:allocation";
+        let options = [option_bytes(8, &[]), option_bytes(10, context), go(7, "m", &[])];
+        client.send(&[client_flags(3), options.concat()].concat()).await;
+        client.take(18 + 20 + (20 + 19) + 20 + (20 + 12) + (20 + 14) + 20).await.unwrap();
+        for cookie in 0..100 {
+            client.send(&request_bytes(7, 0, cookie, 0, 8 << 20)).await;
+        }
+        scene.core.sleep_ns(5 * SECOND_NS).await;
+        // A connection may hold 128 KiB, and the network has 64.
+        let executed = scene.server.counters().others;
+        assert!((10..40).contains(&executed), "{executed}");
+        client.take(100 * (24 + 1024 * 8)).await.unwrap();
+        assert_eq!(scene.server.counters().others, 100);
+    });
+}
+
 #[test]
 fn a_disk_that_somebody_else_has_is_not_written() {
     with_disks(&[("a", "mem:1M")], async |scene| {
@@ -331,6 +371,58 @@ fn garbage_and_silence_end_a_connection_and_no_other() {
         let ns = scene.core.now_ns() - began_ns;
         assert!((10 * SECOND_NS..11 * SECOND_NS).contains(&ns), "{ns}");
         assert_eq!(good.read(0, 512).await, [0; 512]);
+    });
+}
+
+#[test]
+fn half_of_a_request_ends_a_connection_and_an_idle_client_does_not() {
+    with_disks(&[("m", "mem:1M")], async |scene| {
+        let mut idle = Client::of(&scene, "m").await;
+        let mut half = Client::of(&scene, "m").await;
+        half.send(&request_bytes(READ, 0, 1, 0, 512)[..27]).await;
+        let began_ns = scene.core.now_ns();
+        assert_eq!(half.take(1).await, None);
+        let waited_ns = scene.core.now_ns() - began_ns;
+        assert!((29..32).contains(&(waited_ns / SECOND_NS)), "{waited_ns}");
+        // One byte after the other does not help.
+        let mut slow = Client::of(&scene, "m").await;
+        let began_ns = scene.core.now_ns();
+        for byte in request_bytes(READ, 0, 1, 0, 512) {
+            slow.send(&[byte]).await;
+            scene.core.sleep_ns(2 * SECOND_NS).await;
+        }
+        assert_eq!(slow.take(1).await, None);
+        assert!(scene.core.now_ns() - began_ns < 60 * SECOND_NS);
+        assert_eq!(idle.read(0, 512).await, [0; 512]);
+    });
+}
+
+#[test]
+fn a_client_waits_in_its_handshake_for_a_disk_that_is_hidden_for_a_moment() {
+    with_disks(&[("m", "mem:1M"), ("n", "mem:1M")], async |scene| {
+        let disk = scene.disks.0.borrow()["m"].clone();
+        disk.hidden.set(true);
+        let (back, core) = (disk.clone(), scene.core.clone());
+        let showing = scene.core.spawn(reactor::Class::Foreground, async move {
+            core.sleep_ns(2 * SECOND_NS).await;
+            back.hidden.set(false);
+        });
+        let began_ns = scene.core.now_ns();
+        // Others do not wait.
+        let mut other = Client::of(&scene, "n").await;
+        assert!(scene.core.now_ns() - began_ns < SECOND_NS);
+        let mut client = Client::of(&scene, "m").await;
+        assert!(scene.core.now_ns() - began_ns >= 2 * SECOND_NS);
+        showing.await;
+        assert_eq!(client.read(0, 512).await, other.read(0, 512).await);
+        // It is refused in the end.
+        disk.hidden.set(true);
+        let mut refused = Client::connect(&scene);
+        refused.send(&[client_flags(3), go(7, "m", &[])].concat()).await;
+        let reply = refused.take(18 + 20).await.unwrap();
+        assert_eq!(reply[18 + 12..18 + 16], [0x80, 0, 0, 6]);
+        assert!(scene.core.now_ns() - began_ns >= 7 * SECOND_NS);
+        disk.hidden.set(false);
     });
 }
 

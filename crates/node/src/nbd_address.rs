@@ -1,7 +1,8 @@
 //! Where NBD clients connect.
 
-use std::net::SocketAddr;
+use std::net::{SocketAddr, TcpListener};
 use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixListener;
 use std::path::PathBuf;
 
 use crate::patience::Exclusive;
@@ -24,6 +25,21 @@ impl NbdAddress {
         match self {
             NbdAddress::Tcp(addr) => reactor::listen(*addr, false),
             NbdAddress::Unix(path) => reactor::listen_unix(path),
+        }
+    }
+
+    /// Whether a socket listens there.
+    pub(crate) fn is_of(&self, socket: &OwnedFd) -> bool {
+        let Ok(socket) = socket.try_clone() else { return false };
+        match self {
+            NbdAddress::Tcp(addr) => {
+                let found = TcpListener::from(socket).local_addr();
+                found.is_ok_and(|found| found == *addr)
+            }
+            NbdAddress::Unix(path) => {
+                let found = UnixListener::from(socket).local_addr();
+                found.is_ok_and(|found| found.as_pathname() == Some(path))
+            }
         }
     }
 

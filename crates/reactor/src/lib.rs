@@ -54,7 +54,9 @@ pub use io::file_queue::{FileDone, FileIo, FileQueue, QueueFull, SEGMENTS_MAX};
 pub use io::foreign::admit;
 pub use io::mapped::{GROWTH, MappedFile};
 pub use io::net::{Listener, Socket, bind, connect, listen};
-pub use io::unix::{FDS_MAX, Packet, UnixListener, UnixPackets, UnixSocket, listen_unix};
+pub use io::unix::{
+    FDS_MAX, Packet, UnixListener, UnixPackets, UnixSocket, connect_unix, listen_unix,
+};
 pub use io::watch::Watch;
 pub use io::write::{SyncData, WriteAt};
 pub use memory::buf::{BUF_ALIGN, BUF_MAX, Buf, Held, Pool, Promise, SharedBuf, Slice, Spare};

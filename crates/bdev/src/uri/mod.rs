@@ -2,7 +2,8 @@
 //!
 //! ```text
 //! uri    = *( layer "|" ) device
-//! device = ( "file:" PATH / "mem:" SIZE / "null:" SIZE ) [ "?" params ]
+//! device = ( "file:" PATH / "mem:" SIZE / "null:" SIZE / nbd ) [ "?" params ]
+//! nbd    = "nbd://" HOST [ ":" PORT ] "/" [ EXPORT ] / "nbd+unix:///" [ EXPORT ]
 //! layer  = ( "error:" / "delay:" / "limit:" / "dirty:" ) params
 //! params = KEY "=" VALUE *( "&" KEY "=" VALUE )
 //! ```
@@ -16,6 +17,7 @@
 //! names it.
 
 mod layer;
+mod nbd;
 mod params;
 
 use std::ffi::OsString;
@@ -25,6 +27,7 @@ use std::path::{Path, PathBuf};
 
 use self::layer::layer;
 pub use self::layer::parse_rate;
+pub(crate) use self::nbd::{NbdExport, NbdServer};
 use self::params::{Params, block, decoded, decoded_bytes, escaped, named, size, switch};
 use crate::error::Error;
 use crate::io::Status;
@@ -60,6 +63,7 @@ pub(crate) enum Base {
         size: u64,
         block: u32,
     },
+    Nbd(NbdExport),
 }
 
 /// A device over another device.
@@ -130,7 +134,9 @@ impl std::str::FromStr for Spec {
 
 fn scheme(text: &str) -> Result<(&str, &str), Error> {
     text.split_once(':').ok_or_else(|| {
-        Error::uri(format!("'{text}': a device is file:PATH, mem:SIZE or null:SIZE"))
+        Error::uri(format!(
+            "'{text}': a device is file:PATH, mem:SIZE, null:SIZE or nbd://HOST/EXPORT"
+        ))
     })
 }
 
@@ -142,6 +148,8 @@ fn base(text: &str) -> Result<Base, Error> {
     };
     match scheme {
         "file" => file(body, params),
+        "nbd" | "nbd+unix" => nbd::nbd(scheme, body, params),
+        "nbds" | "nbds+unix" => Err(named(scheme, "TLS is not supported: use a tunnel")),
         "mem" | "null" => {
             let mut params = params;
             let size = size(&decoded(body)?).map_err(|why| named(scheme, &why))?;
@@ -160,7 +168,7 @@ fn base(text: &str) -> Result<Base, Error> {
             "'{text}': {scheme} lies over a device, as in {scheme}:...|file:PATH"
         ))),
         _ => Err(Error::uri(format!(
-            "'{scheme}:' is not a device: use file:, mem: or null:, and {} as layers over one of them",
+            "'{scheme}:' is not a device: use file:, mem:, null: or nbd:, and {} as layers over one of them",
             layer::list("or")
         ))),
     }
@@ -178,11 +186,7 @@ fn file(body: &str, mut params: Params) -> Result<Base, Error> {
         "sync" => Ok(Engine::Sync),
         _ => Err("must be uring, aio, mmap or sync".to_owned()),
     })?;
-    let fua = params.take("write", |text| match text {
-        "cached" => Ok(false),
-        "through" => Ok(true),
-        _ => Err("must be cached or through".to_owned()),
-    })?;
+    let fua = params.take("write", is_through)?;
     let read_only = params.take("readonly", switch)?;
     let direct = params.take("direct", |text| match text {
         "auto" => Ok(None),
@@ -214,6 +218,15 @@ fn file(body: &str, mut params: Params) -> Result<Base, Error> {
     })
 }
 
+/// The value of `write`: whether each write is durable.
+fn is_through(text: &str) -> Result<bool, String> {
+    match text {
+        "cached" => Ok(false),
+        "through" => Ok(true),
+        _ => Err("must be cached or through".to_owned()),
+    }
+}
+
 /// The URI of the same device for a process with another working directory: makes a relative path
 /// of a file begin at `dir`. Returns any other text unchanged.
 pub fn uri_under(uri: &str, dir: &Path) -> String {
@@ -242,6 +255,19 @@ pub fn file_uri(path: &Path) -> String {
 pub fn image_of(uri: &str) -> Option<PathBuf> {
     match uri.parse::<Spec>().ok()?.base {
         Base::File { path, .. } => Some(path),
+        _ => None,
+    }
+}
+
+/// Whether the device below all layers is on a server.
+pub fn is_remote(uri: &str) -> bool {
+    nbd_of(uri).is_some()
+}
+
+/// The export, if the device below all layers is one of an NBD server.
+pub(crate) fn nbd_of(uri: &str) -> Option<NbdExport> {
+    match uri.parse::<Spec>().ok()?.base {
+        Base::Nbd(export) => Some(export),
         _ => None,
     }
 }
@@ -327,6 +353,42 @@ mod tests {
     }
 
     #[test]
+    fn an_export_is_named_as_qemu_names_it() {
+        let nbd = |uri: &str| match parse(uri).base {
+            Base::Nbd(export) => export,
+            other => panic!("{other:?}"),
+        };
+        let tcp = |host: &str, port| NbdServer::Tcp(host.to_owned(), port);
+        let all = NbdExport {
+            server: tcp("storage-1.example", 10809),
+            export: "vm1".to_owned(),
+            fua: false,
+            read_only: false,
+            reconnect_ns: 30_000_000_000,
+            block: None,
+        };
+        assert_eq!(nbd("nbd://storage-1.example/vm1"), all);
+        for (uri, server, export) in [
+            ("nbd://10.0.0.1:99/", tcp("10.0.0.1", 99), ""),
+            ("nbd://localhost", tcp("localhost", 10809), ""),
+            ("nbd://[::1]:99/a%20b", tcp("::1", 99), "a b"),
+            ("nbd://[fe80::1]//a/b", tcp("fe80::1", 10809), "/a/b"),
+            ("nbd+unix:///a?socket=/run/a%20b", NbdServer::Unix("/run/a b".into()), "a"),
+            ("nbd+unix://?socket=/s", NbdServer::Unix("/s".into()), ""),
+        ] {
+            let found = nbd(uri);
+            assert_eq!((found.server, &*found.export), (server, export), "{uri}");
+        }
+        let keys =
+            nbd("limit:iops=9|nbd://h/x?write=through&readonly=on&reconnect-delay=5&block=4K");
+        assert_eq!((keys.fua, keys.read_only, keys.block), (true, true, Some(4096)));
+        assert_eq!(keys.reconnect_ns, 5_000_000_000);
+        assert_eq!(nbd("nbd://h/x?reconnect-delay=100ms").reconnect_ns, 100_000_000);
+        assert_eq!(nbd("nbd://[::1]/x").to_string(), "nbd://[::1]:10809/x");
+        assert_eq!(uri_under("nbd://h/x", Path::new("/a")), "nbd://h/x");
+    }
+
+    #[test]
     fn a_path_may_hold_any_quoted_byte() {
         for (uri, expected) in [
             ("file:/a=b&c,d;e", "/a=b&c,d;e"),
@@ -391,6 +453,22 @@ mod tests {
             ("mem:1000", "multiple of the block, 512"),
             ("mem:0", "multiple of the block"),
             ("null:1M?block=1000", "power of two"),
+            ("nbd:unix:/s", "needs two slashes"),
+            ("nbd:///x", "needs a host"),
+            ("nbd://a:b:c/x", "needs a host"),
+            ("nbd://user@h/x", "needs a host"),
+            ("nbd://h:0/x", "needs a host"),
+            ("nbd://h:65536/x", "needs a host"),
+            ("nbd://[127.0.0.1]/x", "needs a host"),
+            ("nbd://[::1]x/x", "needs a host"),
+            ("nbd://h/x?socket=/s", "belongs to nbd+unix:"),
+            ("nbd+unix:///x", "needs socket=PATH"),
+            ("nbd+unix://h/x?socket=/s", "has no host"),
+            ("nbd+unix:///x?socket=s", "must be an absolute path"),
+            ("nbd://h/x?reconnect-delay=2h", "is not a time"),
+            ("nbd://h/x?reconnect-delay=3601", "at most an hour"),
+            ("nbd://h/x?tls-hostname=h", "unknown key 'tls-hostname'"),
+            ("nbds://h/x", "TLS is not supported"),
             ("delay:read=5ms", "lies over a device"),
             ("delay:read=5|mem:1M", "is not a time"),
             ("delay:read=2ms..1ms|mem:1M", "must not end before it begins"),

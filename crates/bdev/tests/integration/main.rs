@@ -10,4 +10,5 @@ mod copy;
 mod dirty;
 mod faults;
 mod layers;
+mod nbd;
 mod takeover;

@@ -32,8 +32,9 @@ pub enum DiskCommand {
         millrace disk create vm2.img --from vm1.img\n\n\
         The image is sparse: space on the disk is allocated as it is written. With --preallocate \
         all space is allocated immediately, and no write fails later because the disk is full. With \
-        --from it is a copy of an image or a block device that nobody writes to meanwhile; it shares \
-        its blocks where the file system can.")]
+        --from it is a copy of an image, a block device or the export of an NBD server \
+        (nbd://HOST/EXPORT) that nobody writes to meanwhile; it shares its blocks where the file \
+        system can.")]
     Create {
         /// The file; it must not exist.
         #[arg(value_hint = ValueHint::FilePath)]

@@ -55,7 +55,7 @@ pub struct ServeArgs {
     ///
     /// The machine's process connects to the socket (vhost-user-blk). May be given several times,
     /// with or without --data. Write a space in a value as %20, a percent sign as %25. URIs:
-    /// file:PATH[?engine=uring|aio|mmap|sync], mem:SIZE, null:SIZE.
+    /// file:PATH[?engine=uring|aio|mmap|sync], mem:SIZE, null:SIZE, nbd://HOST/EXPORT.
     #[arg(long, value_name = "SPEC")]
     pub disk: Vec<DiskSpec>,
     /// Keep attached disks and the admin socket in this directory

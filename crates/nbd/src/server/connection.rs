@@ -9,10 +9,11 @@ use bdev::Kind;
 use reactor::{Buf, Class, Either, Event, Part, Slice, Socket, race, timeout};
 
 use super::Server;
-use super::limits::{HANDSHAKE_NS, Permit, Share, patience_ns};
-use super::volume::{Transfer, Volume};
-use crate::{
-    Action, Chosen, Errno, Handshake, Progress, REQUEST_BYTES, Replies, Request, Violation,
+use super::limits::{HANDSHAKE_NS, HIDDEN_NS, Permit, SILENT_SECONDS, Share, patience_ns};
+use super::volume::{EXTENTS_BYTES_MAX, Transfer, Volume};
+use nbdproto::{
+    Action, Chosen, Errno, ExportInfo, Exports, Handshake, Progress, REQUEST_BYTES, Replies,
+    Request, Violation,
 };
 
 /// Most bytes of one receive of requests, or of the handshake.
@@ -23,6 +24,9 @@ const BATCH_BYTES: usize = 256 << 10;
 const GONE_NS: u64 = 1_000_000_000;
 /// How long the last replies may take when the server ends a connection, in nanoseconds.
 const LAST_NS: u64 = 1_000_000_000;
+
+/// How often a hidden disk is looked for, in nanoseconds.
+const HIDDEN_LOOK_NS: u64 = 10_000_000;
 
 /// Why the server ends a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -101,6 +105,8 @@ impl Connection {
     /// Serves a client.
     pub fn start(server: &Rc<Server>, socket: Socket) {
         let number = server.next.replace(server.next.get() + 1);
+        // A client that cannot be watched is served all the same.
+        let _ = socket.fail_if_silent(SILENT_SECONDS);
         let connection = Rc::new(Connection {
             server: server.clone(),
             number,
@@ -223,9 +229,19 @@ impl Connection {
         let (sent, mut out) = self.socket.send(Handshake::greeting().to_vec()).await;
         sent?;
         let (mut handshake, mut input) = (Handshake::default(), Input::default());
+        let core = &self.server.core;
+        let until_ns = core.now_ns() + HIDDEN_NS;
         loop {
             out.clear();
-            let (used, progress) = handshake.take(input.rest(), &*self.server, &mut out)?;
+            let asked = Asked { server: &self.server, hidden: Cell::new(false) };
+            let mut next = handshake.clone();
+            let (used, progress) = next.take(input.rest(), &asked, &mut out)?;
+            if asked.hidden.get() && core.now_ns() < until_ns {
+                // The disk comes back soon: the option is taken then.
+                core.sleep_ns(HIDDEN_LOOK_NS).await;
+                continue;
+            }
+            handshake = next;
             input.skip(used);
             if !out.is_empty() {
                 let (sent, back) = self.socket.send(out).await;
@@ -249,7 +265,16 @@ impl Connection {
     async fn receive(self: &Rc<Self>, session: &Session, mut input: Input) -> Result<(), Why> {
         loop {
             let Some(request) = Request::parse(input.rest())? else {
-                if !input.receive(&self.socket).await? {
+                let begun = !input.rest().is_empty();
+                let more = input.until(&self.socket, if begun { REQUEST_BYTES } else { 1 });
+                let more = match begun {
+                    // An idle client may be silent as long as it likes.
+                    false => more.await,
+                    true => timeout(&self.server.core, patience_ns(REQUEST_BYTES), more)
+                        .await
+                        .map_err(|_| Why::Slow("to send a request"))?,
+                };
+                if !more? {
                     return Ok(());
                 }
                 continue;
@@ -268,7 +293,11 @@ impl Connection {
                 Ok(Action::Read | Action::Write { .. }) => request.len as usize,
                 _ => 0,
             };
-            let permit = self.share.acquire(data).await;
+            let held = match checked {
+                Ok(Action::BlockStatus { .. }) => EXTENTS_BYTES_MAX,
+                _ => data,
+            };
+            let permit = self.share.acquire(held).await;
             let buf = match data {
                 0 => Ok(None),
                 len => self.server.core.alloc_wait(len).await.map(Some),
@@ -422,6 +451,23 @@ impl Connection {
     }
 }
 
+/// The exports of a server, and whether a client has asked for one that is hidden.
+struct Asked<'a> {
+    server: &'a Server,
+    hidden: Cell<bool>,
+}
+
+impl Exports for Asked<'_> {
+    fn names(&self) -> Vec<String> {
+        self.server.names()
+    }
+
+    fn find(&self, name: &str) -> Option<ExportInfo> {
+        self.hidden.set(self.hidden.get() || self.server.disks.is_hidden(name));
+        self.server.find(name)
+    }
+}
+
 /// Bytes that were received and not used yet.
 #[derive(Default)]
 struct Input {
@@ -446,6 +492,16 @@ impl Input {
         let (received, bytes) = socket.recv(bytes, INPUT_BYTES).await;
         self.bytes = bytes;
         Ok(received? > 0)
+    }
+
+    /// Receives until there are at least `n` bytes; false if the client has ended.
+    async fn until(&mut self, socket: &Socket, n: usize) -> io::Result<bool> {
+        while self.rest().len() < n {
+            if !self.receive(socket).await? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
     }
 
     /// Fills a buffer with the next bytes.

@@ -9,7 +9,7 @@ use std::rc::Rc;
 
 use reactor::Event;
 
-use crate::PAYLOAD_BYTES_MAX;
+use nbdproto::PAYLOAD_BYTES_MAX;
 
 /// Maximum number of connections.
 pub const CONNECTIONS_MAX: usize = 64;
@@ -17,6 +17,10 @@ pub const CONNECTIONS_MAX: usize = 64;
 pub const REQUESTS_MAX: usize = 128;
 /// How long a handshake may take, in nanoseconds.
 pub const HANDSHAKE_NS: u64 = 10_000_000_000;
+/// How long a handshake waits for a disk that is hidden for a moment, in nanoseconds.
+pub const HIDDEN_NS: u64 = 5_000_000_000;
+/// A client whose machine is silent for this time has gone, in seconds.
+pub const SILENT_SECONDS: u16 = 60;
 /// Upper bound of the bytes that all requests of a core may hold.
 const TOTAL_BYTES_MAX: usize = 4 * CONNECTION_BYTES_MAX;
 /// Upper bound of those that the requests of a connection may hold: one of the longest.

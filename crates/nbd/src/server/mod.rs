@@ -25,10 +25,10 @@ use std::rc::{Rc, Weak};
 use bdev::Bdev;
 use reactor::{Class, Core, Event, Listener, OwnedTask, timeout};
 
-use crate::{ExportInfo, Exports};
 use connection::{Connection, End};
 use limits::Budget;
 pub use limits::CONNECTIONS_MAX;
+use nbdproto::{ExportInfo, Exports};
 use volume::Volume;
 
 /// How long the accepting task waits if the system cannot give it a connection, in nanoseconds.
@@ -50,6 +50,9 @@ pub trait Disks {
 
     /// The disk of that name, if it is served.
     fn disk(&self, name: &str) -> Option<Rc<dyn Disk>>;
+
+    /// Whether a disk of that name is not served for a moment only.
+    fn is_hidden(&self, name: &str) -> bool;
 }
 
 /// What a server has done since the start.

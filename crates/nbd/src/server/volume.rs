@@ -12,12 +12,14 @@ use bdev::{BufDone, BufIo, Kind, Status, TaskChannel};
 use reactor::{Buf, Core, Event};
 
 use super::Disk;
-use crate::{Errno, ExportInfo, Extent, Rules};
+use nbdproto::{Errno, ExportInfo, Extent, Rules};
 
 /// Most bytes of a piece of a read or a write. A memory device copies them while the core waits.
 const PIECE_BYTES: u64 = 1 << 20;
 /// Most extents of a reply.
 const EXTENTS_MAX: usize = 1024;
+/// Longest reply with extents, in bytes.
+pub const EXTENTS_BYTES_MAX: usize = 24 + 8 * EXTENTS_MAX;
 
 /// A disk while clients use it; see the module text.
 pub struct Volume {
@@ -73,7 +75,7 @@ impl Volume {
     pub fn rules(&self, structured: bool, allocation: bool) -> Result<Rules, Errno> {
         let live = self.live.borrow();
         let disk = live.as_ref().filter(|_| !self.closed.get()).ok_or(Errno::Shutdown)?;
-        let info = describe(&*disk.disk, crate::PAYLOAD_BYTES_MAX);
+        let info = describe(&*disk.disk, nbdproto::PAYLOAD_BYTES_MAX);
         Ok(Rules {
             size_bytes: info.size_bytes,
             block_bytes: info.block_bytes,

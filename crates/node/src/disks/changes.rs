@@ -120,6 +120,7 @@ impl Disks {
                     // An attach that succeeds removes it.
                     let _ = self.keep_transfer(&spec.name, None).await;
                 }
+                resources.give_up(&spec.name).await;
                 return Err(error);
             }
         };

@@ -12,8 +12,12 @@ use vhost::Target;
 
 use super::Disks;
 
-/// How long requests of NBD clients may take when the node ends or is handed over, in nanoseconds.
-const PAUSE_NS: u64 = 2_000_000_000;
+/// How long requests of NBD clients may take when the node ends, in nanoseconds.
+const END_NS: u64 = 2_000_000_000;
+/// How long they may take when something else waits for them: the node is handed over, or a disk
+/// that moves is switched. No guest waits meanwhile, and the clients' next requests wait in their
+/// sockets. A slow device has many bytes in flight.
+pub(super) const PAUSE_NS: u64 = 20_000_000_000;
 
 /// The disks of a node for NBD clients.
 struct Exported(Weak<Disks>);
@@ -33,6 +37,10 @@ impl nbd::Disks for Exported {
         // Its data is, or may be, on another node.
         let target = (!target.is_withheld()).then_some(target)?;
         Some(Rc::new(ExportedDisk(target)))
+    }
+
+    fn is_hidden(&self, name: &str) -> bool {
+        self.0.upgrade().is_some_and(|disks| disks.hidden.borrow().contains(name))
     }
 }
 
@@ -90,7 +98,7 @@ impl Disks {
     pub(super) async fn stop_nbd(&self) {
         let server = self.nbd.take();
         if let Some(server) = server {
-            server.stop(PAUSE_NS).await;
+            server.stop(END_NS).await;
         }
     }
 }

@@ -35,6 +35,7 @@ use transfer::Shape;
 use vhost::{FrontEnd, Target};
 
 use super::Disks;
+use super::export::PAUSE_NS;
 use super::sending::Sending;
 use crate::disks::events::What;
 use crate::disks::spec::DiskSpec;
@@ -42,8 +43,8 @@ use crate::disks::transfers::Transfer;
 use crate::error::{Error, Kind};
 use crate::mutant::{self, Mutant};
 
-/// How long the requests of a disk may take to end before a switch, and those of NBD clients.
-pub(super) const QUIESCE_NS: u64 = 2_000_000_000;
+/// How long the requests of a disk may take to end before a switch.
+const QUIESCE_NS: u64 = 2_000_000_000;
 /// Pause before another attempt to switch, and between two rounds of a move that is ready.
 const AGAIN_NS: u64 = 100_000_000;
 /// The same, while a guest's machine moves to another node and stops at any moment.
@@ -523,7 +524,7 @@ impl Disks {
         self.hidden.borrow_mut().insert(name.to_owned());
         let swapped = async {
             if let Some(server) = self.nbd()
-                && !server.release(name, QUIESCE_NS).await
+                && !server.release(name, PAUSE_NS).await
             {
                 return Err(system(format!("disk {name}: an NBD client's requests do not end")));
             }

@@ -8,6 +8,7 @@
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::future::Future;
+use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::pin::Pin;
 use std::rc::Rc;
@@ -239,8 +240,8 @@ impl LocalResources {
         }
     }
 
-    /// Opens a disk's device, for another process. Suspends.
-    pub async fn parts(&self, spec: &DiskSpec) -> Result<Parts, Error> {
+    /// Opens a disk's device, for another process: see [`Parts::open`]. Suspends.
+    pub async fn parts(&self, spec: &DiskSpec) -> Result<(Parts, Option<OwnedFd>), Error> {
         let core = &self.core;
         open(core, spec, async || Parts::open(core, &spec.uri).await).await
     }
@@ -492,6 +493,14 @@ impl Resources {
         let socket = socket.ok_or_else(|| system("no socket came"))?;
         let listener = Listener::from_fd(core, socket);
         listener.map(Some).map_err(|error| system(error.to_string()))
+    }
+
+    /// Forgets a disk that could not be attached: the launcher may have opened it.
+    pub async fn give_up(&self, name: &str) {
+        if let Resources::Launcher(channel, ..) = self {
+            let close = ToLauncher::Close { name: name.to_owned() };
+            drop(channel.ask(&close, &[]).await);
+        }
     }
 
     /// Removes the name of a disk's socket.

@@ -237,7 +237,7 @@ impl Disks {
         }
         let began_ns = core.now_exact_ns();
         if let Some(server) = self.nbd()
-            && !server.release(name, super::moves::QUIESCE_NS).await
+            && !server.release(name, super::export::PAUSE_NS).await
         {
             target.admit(false);
             return Err(later("an NBD client's requests do not end"));

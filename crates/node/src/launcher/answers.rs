@@ -5,7 +5,7 @@ use std::rc::Rc;
 
 use bdev::Parts;
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
-use reactor::{Class, timeout};
+use reactor::{Class, Core, timeout};
 
 use super::Launcher;
 use super::child::Child;
@@ -32,6 +32,8 @@ pub(super) struct OpenDisk {
     pub(super) holes: Option<bool>,
     /// The descriptors of its device, if that is memory: it outlives the node.
     pub(super) memory: Vec<OwnedFd>,
+    /// The end of the line on which the node's device asks for connections: [`bdev::serve_line`].
+    pub(super) line: Option<OwnedFd>,
     pub(super) door: Rc<FrontDoor>,
 }
 
@@ -41,6 +43,7 @@ pub(super) struct MoveTarget {
     holes: Option<bool>,
     /// As in [`OpenDisk`].
     memory: Vec<OwnedFd>,
+    line: Option<OwnedFd>,
 }
 
 impl Launcher {
@@ -208,6 +211,7 @@ impl Launcher {
                 let to = self.targets.borrow_mut().remove(&name);
                 if let (Some(to), Some(open)) = (to, self.open.borrow_mut().get_mut(&name)) {
                     (open.spec, open.holes, open.memory) = (to.spec, to.holes, to.memory);
+                    open.line = to.line;
                 }
                 json_answer(&())
             }
@@ -322,10 +326,11 @@ impl Launcher {
 
     /// Opens the device to which a disk is to be moved.
     async fn open_target(&self, spec: &DiskSpec) -> Result<(Vec<u8>, Vec<OwnedFd>), Error> {
-        let Parts { descriptors, holes } = self.resources.parts(spec).await?;
-        let memory = memory_of(spec, &descriptors)
-            .map_err(|error| Error::new(Kind::System, format!("disk {}: {error}", spec.name)))?;
-        let to = MoveTarget { spec: spec.clone(), holes, memory };
+        let (Parts { descriptors, holes }, line) = self.resources.parts(spec).await?;
+        let failed = |error| Error::new(Kind::System, format!("disk {}: {error}", spec.name));
+        let memory = memory_of(spec, &descriptors).map_err(failed)?;
+        serve_line(&self.core, spec, line.as_ref()).map_err(failed)?;
+        let to = MoveTarget { spec: spec.clone(), holes, memory, line };
         self.targets.borrow_mut().insert(spec.name.clone(), to);
         let (text, _) = json_answer(&Opened { holes, write_cache: None })?;
         Ok((text, descriptors))
@@ -342,9 +347,9 @@ impl Launcher {
             }
             _ => None,
         };
-        let parts = match known() {
+        let (parts, line) = match known() {
             Some((_, memory, holes)) if !memory.as_ref().is_ok_and(Vec::is_empty) => {
-                Parts { descriptors: memory.map_err(failed)?, holes }
+                (Parts { descriptors: memory.map_err(failed)?, holes }, None)
             }
             _ => self.resources.parts(spec).await?,
         };
@@ -353,12 +358,13 @@ impl Launcher {
             None => FrontDoor::new(&self.core, &spec.name, self.resources.listen(spec).await?),
         };
         let memory = memory_of(spec, &parts.descriptors).map_err(failed)?;
+        serve_line(&self.core, spec, line.as_ref()).map_err(failed)?;
         let write_cache = self.resources.write_cache(&spec.socket);
         let holes = parts.holes;
         let (text, _) = json_answer(&Opened { holes, write_cache })?;
         let mut descriptors = parts.descriptors;
         descriptors.push(door.attach().map_err(failed)?);
-        let open = OpenDisk { spec: spec.clone(), holes, memory, door };
+        let open = OpenDisk { spec: spec.clone(), holes, memory, line, door };
         let before = self.open.borrow_mut().insert(spec.name.clone(), open);
         if let Some(before) = before.filter(|before| before.spec != *spec) {
             before.door.close();
@@ -400,9 +406,21 @@ impl Launcher {
 
 /// The descriptors of a device that is memory, which outlives the node.
 fn memory_of(spec: &DiskSpec, descriptors: &[OwnedFd]) -> std::io::Result<Vec<OwnedFd>> {
-    match bdev::image_of(&spec.uri) {
-        Some(_) => Ok(Vec::new()),
-        None => copies(descriptors),
+    match bdev::image_of(&spec.uri).is_some() || bdev::is_remote(&spec.uri) {
+        true => Ok(Vec::new()),
+        false => copies(descriptors),
+    }
+}
+
+/// Makes the connections of a device that is elsewhere, as long as a node has it.
+pub(super) fn serve_line(
+    core: &Core,
+    spec: &DiskSpec,
+    line: Option<&OwnedFd>,
+) -> std::io::Result<()> {
+    match line {
+        Some(line) => bdev::serve_line(core, &spec.uri, line.try_clone()?),
+        None => Ok(()),
     }
 }
 

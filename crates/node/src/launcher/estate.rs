@@ -16,7 +16,7 @@ use nix::unistd::{Pid, execve};
 use reactor::{Core, Event, UnixListener};
 use serde::{Deserialize, Serialize};
 
-use super::answers::{OpenDisk, copies};
+use super::answers::{OpenDisk, copies, serve_line};
 use super::child::{Child, Role, spawn};
 use super::front_door::{DoorState, FrontDoor};
 use super::{Launcher, VARIABLE, system};
@@ -89,8 +89,10 @@ struct Estate {
 struct DiskText {
     spec: DiskSpec,
     holes: Option<bool>,
-    /// The number of descriptors of its device.
+    /// The number of descriptors of its device, and whether the end of a line follows.
     memory: usize,
+    #[serde(default)]
+    line: bool,
     door: DoorState,
 }
 
@@ -149,15 +151,18 @@ impl Beginning {
         resources.set_limits_in_memory(estate.limits);
         resources.events().import(estate.events);
         let mut open = BTreeMap::new();
-        for DiskText { spec, holes, memory, door } in estate.open {
+        for DiskText { spec, holes, memory, line, door } in estate.open {
             let limits = Limits { body_bytes: 0, descriptors: DISK_DESCRIPTORS };
             let frames = Frames::from_fd(core, next()?, limits).map_err(|error| broken(&error))?;
             let frame = frames.receive().await.map_err(|why| broken(&why))?;
             let mut memory_fds = frame.descriptors;
-            let rest = memory_fds.split_off(memory.min(memory_fds.len()));
+            let mut rest = memory_fds.split_off(memory.min(memory_fds.len()));
+            let line = (line && !rest.is_empty()).then(|| rest.remove(0));
+            serve_line(core, &spec, line.as_ref()).map_err(|error| broken(&error))?;
             let door = FrontDoor::import(core, &spec.name, door, rest);
             let door = door.map_err(|error| broken(&error))?;
-            open.insert(spec.name.clone(), OpenDisk { spec, holes, memory: memory_fds, door });
+            let disk = OpenDisk { spec, holes, memory: memory_fds, line, door };
+            open.insert(disk.spec.name.clone(), disk);
         }
         let disks_door = if estate.takes_disks { Some(next()?) } else { None };
         // The configuration may have another address now, or none.
@@ -203,12 +208,15 @@ impl Launcher {
                 self.resources.state().map(State::lock).transpose().map_err(failed)?.flatten();
             let (mut disks, mut sockets) = (Vec::new(), Vec::new());
             for open in self.open.borrow().values() {
-                let OpenDisk { spec, holes, memory, door } = open;
+                let OpenDisk { spec, holes, memory, line, door } = open;
                 let (state, own) = door.export().map_err(failed)?;
                 let mut descriptors = copies(memory).map_err(failed)?;
+                descriptors
+                    .extend(line.as_ref().map(OwnedFd::try_clone).transpose().map_err(failed)?);
                 descriptors.extend(own);
                 let (spec, holes, memory) = (spec.clone(), *holes, memory.len());
-                disks.push((DiskText { spec, holes, memory, door: state }, descriptors));
+                let line = line.is_some();
+                disks.push((DiskText { spec, holes, memory, line, door: state }, descriptors));
             }
             let mut open = Vec::new();
             for (text, descriptors) in disks {

@@ -110,7 +110,10 @@ impl FirstCore {
                 nth += 1;
             }
             metrics = inherited.metrics.or(metrics);
-            nbd = inherited.nbd.or(nbd);
+            // The configuration may name another address than that of the predecessor.
+            let of =
+                |socket: &OwnedFd| node.config.nbd.as_ref().is_some_and(|addr| addr.is_of(socket));
+            nbd = inherited.nbd.filter(of).or(nbd);
             predecessor = Some(inherited.predecessor);
         }
         // Not before it serves, if another node has served meanwhile.

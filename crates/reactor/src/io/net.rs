@@ -235,6 +235,29 @@ impl Socket {
         self.0.address(false)
     }
 
+    /// Lets the connection fail if the other side's machine is silent for so many seconds: it
+    /// acknowledges nothing that was sent, or answers no probe when nothing was. A program that
+    /// only does not read is not silent, and neither is the other side of a Unix socket. Does
+    /// nothing in a simulated world.
+    ///
+    /// # Errors
+    /// As the system gives them.
+    pub fn fail_if_silent(&self, seconds: u16) -> io::Result<()> {
+        let Fd::Host(fd) = &self.0.fd else { return Ok(()) };
+        // Another family than TCP's.
+        if self.local_addr().is_err() {
+            return Ok(());
+        }
+        let seconds = i32::from(seconds);
+        set_option(fd, libc::SOL_SOCKET, libc::SO_KEEPALIVE, 1)?;
+        // A probe after a quarter of the time, and then as often.
+        let probe = (seconds / 4).max(1);
+        set_option(fd, libc::IPPROTO_TCP, libc::TCP_KEEPIDLE, probe)?;
+        set_option(fd, libc::IPPROTO_TCP, libc::TCP_KEEPINTVL, probe)?;
+        set_option(fd, libc::IPPROTO_TCP, libc::TCP_KEEPCNT, 3)?;
+        set_option(fd, libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT, seconds * 1000)
+    }
+
     /// The descriptor's number, for lists and logs.
     pub fn number(&self) -> i32 {
         self.0.fd.number()

@@ -66,6 +66,25 @@ pub fn listen_unix(path: &Path) -> io::Result<OwnedFd> {
     Ok(fd)
 }
 
+/// Connects to the Unix stream socket of a name, for another process or a core:
+/// [`Socket::from_fd`](crate::Socket::from_fd) takes it if the connection carries bytes only. Does
+/// not wait.
+///
+/// # Errors
+/// `ConnectionRefused` or `NotFound` when nobody listens there, `WouldBlock` when too many connect
+/// at the moment; others as the system gives them.
+pub fn connect_unix(path: &Path) -> io::Result<OwnedFd> {
+    let (address, len) = address(path)?;
+    let fd = socket()?;
+    set_nonblocking(&fd)?;
+    // SAFETY: `address` is a live, initialised `sockaddr_un` of at least `len` bytes.
+    let done = unsafe { libc::connect(fd.as_raw_fd(), (&raw const address).cast(), len) };
+    outcome(done as isize)?;
+    // An operation of io_uring waits only on a socket without the flag. SAFETY: takes no pointers.
+    outcome(unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_SETFL, 0) } as isize)?;
+    Ok(fd)
+}
+
 /// A listening Unix socket of one core.
 pub struct UnixListener(Watch);
 

@@ -447,6 +447,53 @@ on_every_driver! {
         });
     }
 
+    /// The client of many protocols receives first.
+    fn a_connection_that_is_being_made_may_receive_first(kind: DriverKind) {
+        on_one_core(&config(kind), |core| async move {
+            let listener = core.listen("127.0.0.1:0".parse().unwrap()).unwrap();
+            let addr = listener.local_addr().unwrap();
+            let theirs = core.connect(addr).unwrap();
+            theirs.fail_if_silent(10).unwrap();
+            let hello = core.spawn(Class::Foreground, async move {
+                let ours = listener.accept().await.unwrap();
+                ours.send(b"hello".to_vec()).await.0.unwrap();
+                (listener, ours)
+            });
+            let (received, bytes) = theirs.recv(Vec::new(), 16).await;
+            assert_eq!((received.unwrap(), &*bytes), (5, &b"hello"[..]));
+            drop(hello.await);
+            let refused = match core.connect(addr) {
+                Ok(socket) => socket.recv(Vec::new(), 16).await.0.unwrap_err(),
+                Err(error) => error,
+            };
+            assert_eq!(refused.kind(), std::io::ErrorKind::ConnectionRefused);
+        });
+    }
+
+    fn a_unix_socket_is_connected_to_by_name(kind: DriverKind) {
+        let name = format!("millrace-connect-unix-{}-{kind:?}", std::process::id());
+        let path = std::env::temp_dir().join(name);
+        let name = path.clone();
+        on_one_core(&config(kind), move |core| {
+            let path = name.clone();
+            async move {
+                let listening = reactor::listen_unix(&path).unwrap();
+                let listener = reactor::Listener::from_fd(&core, listening).unwrap();
+                let fd = reactor::connect_unix(&path).unwrap();
+                let theirs = reactor::Socket::from_fd(&core, fd).unwrap();
+                theirs.fail_if_silent(10).unwrap();
+                let ours = listener.accept().await.unwrap();
+                theirs.send(b"ping".to_vec()).await.0.unwrap();
+                let (received, bytes) = ours.recv(Vec::new(), 16).await;
+                assert_eq!((received.unwrap(), &*bytes), (4, &b"ping"[..]));
+                drop((listener, ours));
+                let error = reactor::connect_unix(&path).unwrap_err();
+                assert_eq!(error.kind(), std::io::ErrorKind::ConnectionRefused);
+            }
+        });
+        std::fs::remove_file(path).unwrap();
+    }
+
     fn pieces_are_sent_in_order_without_a_copy(kind: DriverKind) {
         let got = serve(
             &config(kind),

@@ -29,14 +29,9 @@ use std::sync::Arc;
 use reactor::{Core, Extent, Image, ImageOpening, MappedFile, Mapping, Mode};
 
 use crate::error::{Error, ErrorKind};
-use crate::geometry::{Geometry, SEGMENTS};
+use crate::geometry::{DISCARD_MAX, Geometry, SEGMENTS, ZEROES_MAX};
 use crate::uri::{Base, Engine};
 pub(crate) use channel::FileChannel;
-
-/// Longest discard.
-const DISCARD_MAX: u64 = 256 << 20;
-/// Longest range of zeroes.
-const ZEROES_MAX: u64 = 64 << 20;
 
 /// An open file, shared by all cores.
 pub(crate) struct FileDevice {

@@ -39,9 +39,14 @@ pub mod option_reply {
     pub const SERVER: u32 = 2;
     pub const INFO: u32 = 3;
     pub const META_CONTEXT: u32 = 4;
-    pub const ERR_UNSUP: u32 = 1 << 31 | 1;
-    pub const ERR_INVALID: u32 = 1 << 31 | 3;
-    pub const ERR_UNKNOWN: u32 = 1 << 31 | 6;
+    /// The bit of all errors.
+    pub const ERR: u32 = 1 << 31;
+    pub const ERR_UNSUP: u32 = ERR | 1;
+    pub const ERR_POLICY: u32 = ERR | 2;
+    pub const ERR_INVALID: u32 = ERR | 3;
+    pub const ERR_TLS_REQD: u32 = ERR | 5;
+    pub const ERR_UNKNOWN: u32 = ERR | 6;
+    pub const ERR_SHUTDOWN: u32 = ERR | 7;
 }
 
 /// Types of information about an export.
@@ -88,8 +93,11 @@ pub mod chunk {
     pub const DONE: u16 = 1;
     pub const NONE: u16 = 0;
     pub const OFFSET_DATA: u16 = 1;
+    pub const OFFSET_HOLE: u16 = 2;
     pub const BLOCK_STATUS: u16 = 5;
-    pub const ERROR: u16 = 1 << 15 | 1;
+    /// The bit of all errors.
+    pub const ERRORS: u16 = 1 << 15;
+    pub const ERROR: u16 = ERRORS | 1;
 }
 
 /// The one metadata context: whether a range is allocated.
@@ -100,6 +108,15 @@ pub const ALLOCATION_ID: u32 = 1;
 pub mod extent_flag {
     pub const HOLE: u32 = 1;
     pub const ZERO: u32 = 1 << 1;
+}
+
+/// A part of an export, of one kind.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Extent {
+    /// Length in bytes, not 0.
+    pub len: u32,
+    /// It is not allocated, and reads as zeroes.
+    pub hole: bool,
 }
 
 /// Longest string of the protocol, in bytes.

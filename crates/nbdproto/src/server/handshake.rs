@@ -6,7 +6,7 @@
 //! 3. The handshake ends with [`Progress::Serve`], after which requests follow, or with
 //!    [`Progress::Ended`].
 
-use crate::options::{ContextRequest, InfoRequest, OptionReplies, RawOption};
+use super::options::{ContextRequest, InfoRequest, OptionReplies, RawOption};
 use crate::wire::{
     ALLOCATION, ALLOCATION_ID, GREETING_MAGIC, OPTION_MAGIC, Reader, STRING_BYTES_MAX, Violation,
     handshake_flag, info, option, option_reply, transmission_flag,
@@ -85,7 +85,7 @@ pub struct Chosen {
 }
 
 /// A handshake with a client; see the module text.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct Handshake {
     has_flags: bool,
     no_zeroes: bool,

@@ -1,6 +1,6 @@
 //! Requests: their bytes, and whether they may be executed.
 
-use crate::reply::Errno;
+use super::reply::Errno;
 use crate::wire::{REQUEST_MAGIC, Reader, Violation, command, command_flag};
 
 /// Length of a request without its payload, in bytes.

@@ -1,6 +1,6 @@
 //! Replies to requests.
 
-use crate::wire::{ALLOCATION_ID, CHUNK_MAGIC, SIMPLE_REPLY_MAGIC, chunk, extent_flag};
+use crate::wire::{ALLOCATION_ID, CHUNK_MAGIC, Extent, SIMPLE_REPLY_MAGIC, chunk, extent_flag};
 
 /// What a client is told of a failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,15 +44,6 @@ impl Errno {
             Errno::Shutdown => "the disk is not served any more",
         }
     }
-}
-
-/// A part of an export, of one kind.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Extent {
-    /// Length in bytes, not 0.
-    pub len: u32,
-    /// It is not allocated, and reads as zeroes.
-    pub hole: bool,
 }
 
 /// Writes the replies of one connection.
