@@ -38,8 +38,8 @@ pub(crate) const RENEWED: &str = "MILLRACE_LAUNCHER_RENEWED";
 /// The version of the estate.
 const ESTATE_VERSION: u32 = 2;
 /// Most descriptors of the estate: the text, the channel, the lock, the admin socket, one for each
-/// disk.
-const ESTATE_DESCRIPTORS: usize = 4 + DISKS_MAX;
+/// disk, and the node's survivor.
+const ESTATE_DESCRIPTORS: usize = 5 + DISKS_MAX;
 /// Most descriptors of a disk.
 const DISK_DESCRIPTORS: usize = 4 + bdev::DESCRIPTORS_MAX + 2 * vhost::kept::LIVE_MAX;
 
@@ -59,8 +59,8 @@ pub(super) struct Beginning {
 }
 
 /// What a launcher passes to the program that replaces it, beside descriptors: the channel to the
-/// node, the state directory's lock, the admin socket, and for each disk a socket on which its own
-/// descriptors wait: one message has no room for all of them.
+/// node, the state directory's lock, the admin socket, for each disk a socket on which its own
+/// descriptors wait (one message has no room for all of them), and the node's survivor.
 #[derive(Debug, Serialize, Deserialize)]
 struct Estate {
     version: u32,
@@ -74,6 +74,9 @@ struct Estate {
     /// What has happened.
     #[serde(default)]
     events: KeptEvents,
+    /// The descriptor of the node's survivor is the last.
+    #[serde(default)]
+    survivor: bool,
 }
 
 /// A disk of the estate.
@@ -146,6 +149,9 @@ impl Beginning {
             let door = door.map_err(|error| broken(&error))?;
             open.insert(spec.name.clone(), OpenDisk { spec, holes, memory: memory_fds, door });
         }
+        if estate.survivor {
+            node.set_survivor(next()?.into());
+        }
         Ok(Beginning { resources, admin, open, node: Rc::new(node), changed })
     }
 }
@@ -175,6 +181,7 @@ impl Launcher {
                 sockets.push(OwnedFd::from(theirs));
                 open.push(text);
             }
+            let survivor = node.survivor();
             let estate = Estate {
                 version: ESTATE_VERSION,
                 node: node.pid.as_raw(),
@@ -183,6 +190,7 @@ impl Launcher {
                 open,
                 limits: self.resources.limits_in_memory(),
                 events: self.resources.events().export(),
+                survivor: survivor.is_some(),
             };
             let text = serde_json::to_vec(&estate).map_err(|error| error.to_string())?;
             let kept = serde_json::to_string(&self.kept_config).map_err(|e| e.to_string())?;
@@ -197,6 +205,7 @@ impl Launcher {
                 descriptors.push(door.try_clone().map_err(failed)?);
             }
             descriptors.extend(sockets);
+            descriptors.extend(survivor);
             let (ours, theirs) = UnixStream::pair().map_err(failed)?;
             let limits = Limits { body_bytes: 0, descriptors: 0 };
             let frames = Frames::from_fd(&self.core, ours.into(), limits).map_err(failed)?;
