@@ -160,7 +160,7 @@ fn vdisk(args: BenchArgs) -> Result<(), Failure> {
     let upgrades = args.upgrades.map(|times| (Replacement::Upgrade, times));
     let restarts = args.restarts.map(|times| (Replacement::Restart, times));
     if let Some((how, times)) = upgrades.or(restarts) {
-        let outcome = bench::run_pauses(&PausesPlan { load: plan, how, times })?;
+        let outcome = bench::run_pauses(&PausesPlan { load: plan, disks: args.disks, how, times })?;
         return print(args.json.then(|| serde_json::to_value(&outcome)), &outcome.text());
     }
     let outcome = bench::run_vdisk(&plan)?;

@@ -32,6 +32,7 @@ pub mod sim;
 pub mod sleep;
 pub mod spsc;
 mod stats;
+mod survivor;
 mod task;
 #[doc(hidden)]
 pub mod testing;
@@ -40,7 +41,7 @@ mod wait;
 pub mod waiters;
 
 pub use bell::Bell;
-pub use core::{Core, JoinHandle, OwnedTask, Sleep};
+pub use core::{Core, JoinHandle, OtherProcess, OwnedTask, Sleep};
 pub use driver::{
     DirEntry, Extent, Image, ImageInfo, ImageOpening, LockGuard, Mode, Opening, Program, SharedFile,
 };
@@ -67,6 +68,7 @@ pub use op::Part;
 pub use poller::{Poller, PollerSlot};
 pub use runtime::{DriverKind, RuntimeConfig, UPGRADE, block_signals, processors, run, signal};
 pub use stats::{CoreStats, Counter};
+pub use survivor::Survivor;
 pub use task::Class;
 pub use wait::{
     Closed, Either, Elapsed, Event, Oneshot, OneshotReceiver, OneshotSender, Race, Timeout, Wait,

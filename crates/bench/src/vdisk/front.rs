@@ -91,6 +91,8 @@ pub struct Front<'a> {
     pub began: Instant,
     /// Time of the last completion.
     progress_ns: u64,
+    /// Polls since the last completion.
+    idle_polls: u32,
     done: Vec<Completion>,
 }
 
@@ -124,6 +126,7 @@ impl<'a> Front<'a> {
             counts: Counts::default(),
             began: Instant::now(),
             progress_ns: 0,
+            idle_polls: 0,
             done: Vec::with_capacity(plan.depth.into()),
         })
     }
@@ -178,31 +181,42 @@ impl<'a> Front<'a> {
 
     /// Polls and submits again until `end_ns`; without it, polls until nothing is in flight.
     fn work(&mut self, end_ns: Option<u64>) -> Result<(), Error> {
-        let mut idle_polls = 0;
         loop {
-            let mut now_ns = None;
-            for nth in 0..self.lanes.len() {
-                now_ns = self.poll(nth, end_ns.is_some())?.or(now_ns);
-            }
-            match now_ns {
-                Some(_) => idle_polls = 0,
-                None => {
-                    idle_polls += 1;
-                    std::hint::spin_loop();
-                    if idle_polls % IDLE_POLLS == 0 {
-                        now_ns = Some(self.now_ns());
-                        self.watch()?;
-                    }
-                }
-            }
+            let now_ns = self.turn(end_ns.is_some())?;
             let over = match end_ns {
                 Some(end_ns) => now_ns.is_some_and(|now_ns| now_ns >= end_ns),
-                None => self.lanes.iter().all(|lane| lane.queue.in_flight() == 0),
+                None => self.is_idle(),
             };
             if over {
                 return Ok(());
             }
         }
+    }
+
+    /// Polls once, and submits `again`. Returns the time, if it was read.
+    #[inline]
+    pub fn turn(&mut self, again: bool) -> Result<Option<u64>, Error> {
+        let mut now_ns = None;
+        for nth in 0..self.lanes.len() {
+            now_ns = self.poll(nth, again)?.or(now_ns);
+        }
+        match now_ns {
+            Some(_) => self.idle_polls = 0,
+            None => {
+                self.idle_polls += 1;
+                std::hint::spin_loop();
+                if self.idle_polls.is_multiple_of(IDLE_POLLS) {
+                    now_ns = Some(self.now_ns());
+                    self.watch()?;
+                }
+            }
+        }
+        Ok(now_ns)
+    }
+
+    /// Whether nothing is in flight.
+    pub fn is_idle(&self) -> bool {
+        self.lanes.iter().all(|lane| lane.queue.in_flight() == 0)
     }
 
     /// Takes the completions of one queue. Returns the time, if there were any.

@@ -165,6 +165,8 @@ pub struct PausesOutcome {
     pub name: &'static str,
     /// The disk that was served.
     pub disk: String,
+    /// The number of such disks, each with a front end; waits are those of any.
+    pub disks: u16,
     /// The requests: randread, randwrite, randrw, read or write.
     pub rw: &'static str,
     /// The number of replacements.
@@ -212,8 +214,10 @@ impl PausesOutcome {
         }
         let _ = write!(
             out,
-            "{} failed, {} {} queue{} of depth {}, {} of {} B, {}",
+            "{} failed, {} disk{}, {} {} queue{} of depth {}, {} of {} B, {}",
             self.errors,
+            self.disks,
+            if self.disks == 1 { "" } else { "s" },
             self.queues,
             if self.packed { "packed" } else { "split" },
             if self.queues == 1 { "" } else { "s" },

@@ -1,11 +1,13 @@
 //! How long a guest waits when its disk's target is replaced: by a successor that takes over the
 //! disk (`SIGUSR2`), or by the next process of its launcher after `kill -9`.
 //!
-//! The front end keeps up its load the whole time. Its time is divided into short slices; of each
-//! it keeps the longest time without a completion, and when that ended. Another thread replaces the
-//! target repeatedly and records the times. Before each replacement it waits for a window without
-//! one, which shows the machine's own pauses. Both records are combined at the end.
+//! A front end for each disk keeps up its load the whole time. Its time is divided into short
+//! slices; of each it keeps the longest time without a completion, and when that ended. Another
+//! thread replaces the target repeatedly and records the times. Before each replacement it waits
+//! for a window without one, which shows the machine's own pauses. Both records are combined at the
+//! end.
 
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
@@ -38,8 +40,10 @@ pub enum Replacement {
 /// What to measure.
 #[derive(Clone, Debug)]
 pub struct PausesPlan {
-    /// The load, on a disk of our own target. Its length is ignored.
+    /// The load, on each disk of our own target. Its length is ignored.
     pub load: VdiskPlan,
+    /// The number of disks. In the URI `{n}` stands for a disk's number, from 0 on.
+    pub disks: u16,
     /// How the target is replaced.
     pub how: Replacement,
     /// How many times.
@@ -84,13 +88,14 @@ pub fn run_pauses(plan: &PausesPlan) -> Result<PausesOutcome, Error> {
     let load = &plan.load;
     let disk = load.disk.as_ref();
     let disk = disk.ok_or_else(|| Error::new(Kind::Usage, "there is no disk to serve"))?;
-    let mut target = Target::start(std::slice::from_ref(disk), load.queues, load.target_processor)?;
-    let socket = target.sockets()[0].clone();
+    let uris: Vec<_> = (0..plan.disks).map(|nth| disk.replace("{n}", &nth.to_string())).collect();
+    let mut target = Target::start(&uris, load.queues, load.target_processor)?;
+    let sockets = target.sockets().to_vec();
     let progress = Progress::default();
     let (cycles, front) = std::thread::scope(|scope| {
         let front = scope.spawn(|| {
             frontend::pin(load.front_processor).map_err(explain)?;
-            watch(load, &socket, &progress)
+            watch(load, &sockets, &progress)
         });
         let cycles = replace(plan, &mut target, &progress, || front.is_finished());
         progress.over.store(true, Ordering::Release);
@@ -108,6 +113,7 @@ pub fn run_pauses(plan: &PausesPlan) -> Result<PausesOutcome, Error> {
             Replacement::Restart => "vdisk restarts",
         },
         disk: disk.clone(),
+        disks: plan.disks,
         rw: load.rw.name(),
         times: plan.times,
         pause_ms: Pauses::of(waits.replaced),
@@ -157,37 +163,57 @@ struct Watched {
     verified: Option<u64>,
 }
 
-/// The front end's thread: drives the disk until the other thread is done.
-fn watch(
-    load: &VdiskPlan,
-    socket: &std::path::Path,
-    progress: &Progress,
-) -> Result<Watched, Error> {
-    let disk = frontend::Disk::connect(socket, load.options()).map_err(explain)?;
-    let mut front = Front::new(load, socket, disk)?;
-    front.begin();
-    front.run(super::WARM_UP_NS)?;
-    front.counts = Counts::default();
+/// The front ends' thread: drives the disks until the other thread is done.
+fn watch(load: &VdiskPlan, sockets: &[PathBuf], progress: &Progress) -> Result<Watched, Error> {
+    let mut fronts = Vec::new();
+    for socket in sockets {
+        let disk = frontend::Disk::connect(socket, load.options()).map_err(explain)?;
+        fronts.push(Front::new(load, socket, disk)?);
+    }
+    for front in &mut fronts {
+        front.begin();
+    }
+    drive(&mut fronts, super::WARM_UP_NS)?;
+    for front in &mut fronts {
+        front.counts = Counts::default();
+    }
     progress.runs.store(true, Ordering::Release);
     let mut slices = Vec::new();
     let mut over = false;
     while !over {
         over = progress.over.load(Ordering::Acquire);
         if over {
-            front.end()?
+            fronts.iter_mut().try_for_each(Front::end)?;
         } else {
-            front.run(SLICE_NS)?
+            drive(&mut fronts, SLICE_NS)?;
         }
-        let counts = &mut front.counts;
-        if counts.pause_ns > 0 {
-            let end = front.began + Duration::from_nanos(counts.pause_end_ns);
-            slices.push(Slice { gap_ns: counts.pause_ns, end });
-            counts.pause_ns = 0;
+        for front in &mut fronts {
+            let counts = &mut front.counts;
+            if counts.pause_ns > 0 {
+                let end = front.began + Duration::from_nanos(counts.pause_end_ns);
+                slices.push(Slice { gap_ns: counts.pause_ns, end });
+                counts.pause_ns = 0;
+            }
         }
     }
-    let (errors, reconnects) = (front.counts.errors, front.counts.reconnects);
-    let verified = if load.verify { Some(front.sweep()?) } else { None };
-    Ok(Watched { slices, errors, reconnects, verified })
+    let errors = fronts.iter().map(|front| front.counts.errors).sum();
+    let reconnects = fronts.iter().map(|front| front.counts.reconnects).sum();
+    let swept = fronts.iter_mut().map(Front::sweep).sum::<Result<u64, _>>()?;
+    Ok(Watched { slices, errors, reconnects, verified: load.verify.then_some(swept) })
+}
+
+/// Keeps the queues of all disks full for a time.
+fn drive(fronts: &mut [Front<'_>], length_ns: u64) -> Result<(), Error> {
+    if let [front] = fronts {
+        return front.run(length_ns);
+    }
+    let since = Instant::now();
+    while since.elapsed().as_nanos() < u128::from(length_ns) {
+        for front in &mut *fronts {
+            front.turn(true)?;
+        }
+    }
+    Ok(())
 }
 
 /// The other thread: replaces the target, or ends early with the front end.

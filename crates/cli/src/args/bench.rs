@@ -190,6 +190,11 @@ pub struct BenchArgs {
     #[arg(long, value_name = "N", requires = "disk", conflicts_with_all = ["socket", "idle", "upgrades"])]
     #[arg(value_parser = clap::value_parser!(u32).range(1..=10_000))]
     pub restarts: Option<u32>,
+    /// Serve and drive this many disks with --upgrades or --restarts; in --disk {n} stands for the
+    /// number of each, from 0 on
+    #[arg(long, value_name = "N", default_value = "1", requires = "disk")]
+    #[arg(value_parser = clap::value_parser!(u16).range(1..=1024))]
+    pub disks: u16,
     /// The server of race, HOST:PORT or redis://...; without this, race starts a node of its own
     /// in a new directory under --data
     #[arg(long, value_name = "ADDR", conflicts_with = "data")]

@@ -27,7 +27,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
 use bdev::Bdev;
-use reactor::{Class, Core, Event, JoinHandle, timeout};
+use reactor::{Class, Core, Event, JoinHandle, join_all, timeout};
 use vhost::{Target, TargetOptions};
 
 pub(crate) use changes::Detached;
@@ -43,6 +43,8 @@ use crate::error::{Error, Kind};
 
 /// Maximum number of disks.
 pub(crate) const DISKS_MAX: usize = 1024;
+/// How many disks are opened at once for the guests of a node that has died.
+const OPENED_AT_ONCE: usize = 8;
 /// How long devices may take when the node ends, in nanoseconds.
 const STOP_NS: u64 = 5_000_000_000;
 
@@ -196,24 +198,30 @@ impl Disks {
             let serving = Err(Absent::Follows);
             disks.all.borrow_mut().push(Disk { spec: spec.clone(), attached, serving });
         }
-        for Named { spec, attached, .. } in named {
-            if disks.find(&spec.name).is_ok() {
-                continue;
+        let missing = named.into_iter().filter(|named| disks.find(&named.spec.name).is_err());
+        let missing: Vec<_> = missing.collect();
+        let lost = restarted && !takes_over;
+        // The guests of lost disks wait.
+        for some in missing.chunks(if lost { OPENED_AT_ONCE } else { 1 }) {
+            let opening = some.iter().map(|named| Box::pin(disks.serve(core, &named.spec)) as _);
+            let opened = join_all(opening.collect()).await;
+            for (Named { spec, attached, .. }, opened) in some.iter().zip(opened) {
+                let serving = match opened {
+                    Err(error) if lost => {
+                        tracing::error!("{error}; it is tried again");
+                        disks.coming.set(disks.coming.get() + 1);
+                        Err(Absent::Lost)
+                    }
+                    Err(error) if *attached || takes_over => {
+                        tracing::error!("{error}; it stays configured for the next start");
+                        disks.report(core, not_opened(spec, &error));
+                        Err(Absent::Failed(error.to_string()))
+                    }
+                    serving => Ok(serving?),
+                };
+                let (spec, attached) = (spec.clone(), *attached);
+                disks.all.borrow_mut().push(Disk { spec, attached, serving });
             }
-            let serving = match disks.serve(core, &spec).await {
-                Err(error) if restarted && !takes_over => {
-                    tracing::error!("{error}; it is tried again");
-                    disks.coming.set(disks.coming.get() + 1);
-                    Err(Absent::Lost)
-                }
-                Err(error) if attached || takes_over => {
-                    tracing::error!("{error}; it stays configured for the next start");
-                    disks.report(core, not_opened(&spec, &error));
-                    Err(Absent::Failed(error.to_string()))
-                }
-                serving => Ok(serving?),
-            };
-            disks.all.borrow_mut().push(Disk { spec, attached, serving });
         }
         Ok(disks)
     }

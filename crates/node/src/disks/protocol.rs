@@ -21,6 +21,9 @@ pub(crate) enum ToLauncher {
     /// Start: the answer is [`Hello`], with the line to the predecessor, if there is one to take
     /// over from. A spare node waits for it until it is needed.
     Begin { version: u32 },
+    /// This process has a survivor ([`reactor::Survivor`]). Only before `Begin`, and so before it
+    /// could have been taken over.
+    Survivor { pid: u32 },
     /// The named disks: a list of [`Named`].
     Disks,
     /// A disk's image, and the packet socket on which its connections come: [`Opened`].

@@ -5,7 +5,7 @@ use std::rc::Rc;
 
 use bdev::Parts;
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
-use reactor::{Class, Core, timeout};
+use reactor::{Class, Core, OtherProcess, timeout};
 
 use super::Launcher;
 use super::child::Child;
@@ -49,6 +49,7 @@ pub(super) struct MoveTarget {
 impl Launcher {
     /// Answers a node's questions, and records its end.
     pub(super) fn attend(self: &Rc<Self>, node: &Rc<Child>) {
+        self.core.spawn(Class::Control, node.clone().bury(self.core.clone()));
         let (launcher, attended) = (self.clone(), node.clone());
         self.core.spawn(Class::Control, async move {
             let node = attended;
@@ -176,6 +177,15 @@ impl Launcher {
                 };
                 let (text, _) = json_answer(&hello)?;
                 Ok((text, node.line.take().into_iter().chain(metrics).chain(nbd).collect()))
+            }
+            ToLauncher::Survivor { pid } => {
+                if node.begun().is_some() {
+                    return Err(Error::new(Kind::Usage, "it has begun"));
+                }
+                let survivor = OtherProcess::open(pid)
+                    .map_err(|error| Error::new(Kind::System, format!("process {pid}: {error}")))?;
+                node.set_survivor(survivor);
+                json_answer(&())
             }
             ToLauncher::Disks => {
                 self.resources.until_certain().await;

@@ -3,16 +3,17 @@
 use std::cell::{Cell, RefCell};
 use std::ffi::OsString;
 use std::net::Shutdown;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
+use std::pin::pin;
 use std::rc::Rc;
 use std::sync::Arc;
 
 use nix::sys::signal::Signal;
 use nix::sys::wait::WaitStatus;
 use nix::unistd::Pid;
-use reactor::{Class, Core, Event, Program};
+use reactor::{Class, Core, Event, OtherProcess, Program, timeout};
 
 use crate::ipc::channel::Channel;
 use crate::ipc::frames::Limits;
@@ -26,6 +27,11 @@ pub(crate) const SAID_BYTES_MAX: usize = 32 << 20;
 /// How long a node may take to end after it was asked to: the limits of its clients and devices,
 /// and the closing of its database.
 pub(super) const STOP_NS: u64 = 60_000_000_000;
+
+/// How long a node that has ended may leave its socket open.
+const SOCKET_NS: u64 = 20_000_000;
+/// How long its survivor may take to close all files.
+const SURVIVOR_NS: u64 = 1_000_000_000;
 
 /// Why a node was started.
 pub(super) enum Role {
@@ -55,6 +61,7 @@ pub(super) struct Child {
     /// The number of disks being opened for it.
     opening: Cell<usize>,
     ended: Cell<Option<WaitStatus>>,
+    survivor: RefCell<Option<OtherProcess>>,
     /// The launcher's event: notified after each change of the five states above.
     changed: Rc<Event>,
 }
@@ -81,6 +88,7 @@ impl Child {
             serving: Cell::new(false),
             opening: Cell::new(0),
             ended: Cell::new(None),
+            survivor: RefCell::default(),
             changed: changed.clone(),
         })
     }
@@ -142,6 +150,32 @@ impl Child {
     pub(super) fn set_ended(&self, status: WaitStatus) {
         self.ended.set(Some(status));
         self.changed.notify_all();
+    }
+
+    /// Notes its survivor: a process that shares its memory and open files.
+    pub(super) fn set_survivor(&self, survivor: OtherProcess) {
+        self.survivor.replace(Some(survivor));
+    }
+
+    /// A descriptor of its survivor.
+    pub(super) fn survivor(&self) -> Option<OwnedFd> {
+        self.survivor.borrow().as_ref()?.as_fd().try_clone_to_owned().ok()
+    }
+
+    /// Waits until it has ended, and then makes sure that its survivor, if there is one, keeps
+    /// neither its socket open nor its images: it could have been taken over with the node.
+    pub(super) async fn bury(self: Rc<Self>, core: Core) {
+        let _ = core.process_end(self.pid.as_raw() as u32).await;
+        let Some(survivor) = self.survivor.take() else { return };
+        let mut ends = pin!(survivor.end(&core));
+        if timeout(&core, SOCKET_NS, ends.as_mut()).await.is_ok() {
+            return;
+        }
+        let _ = self.stream.shutdown(Shutdown::Both);
+        if timeout(&core, SURVIVOR_NS, ends).await.is_err() {
+            // If it is only slow to take the memory apart, this has no effect.
+            survivor.kill();
+        }
     }
 
     pub(super) fn kill(&self) {

@@ -41,8 +41,8 @@ pub(crate) const RENEWED: &str = "MILLRACE_LAUNCHER_RENEWED";
 /// The version of the estate.
 const ESTATE_VERSION: u32 = 2;
 /// Most descriptors of the estate: the text, the channel, the lock, the admin socket, one for each
-/// disk, the socket for disks of other nodes.
-const ESTATE_DESCRIPTORS: usize = 5 + DISKS_MAX;
+/// disk, the socket for disks of other nodes, and the node's survivor.
+const ESTATE_DESCRIPTORS: usize = 6 + DISKS_MAX;
 /// Most descriptors of a disk.
 const DISK_DESCRIPTORS: usize = 4 + bdev::DESCRIPTORS_MAX + 2 * vhost::kept::LIVE_MAX;
 
@@ -64,8 +64,8 @@ pub(super) struct Beginning {
 }
 
 /// What a launcher passes to the program that replaces it, beside descriptors: the channel to the
-/// node, the state directory's lock, the admin socket, and for each disk a socket on which its own
-/// descriptors wait: one message has no room for all of them.
+/// node, the state directory's lock, the admin socket, for each disk a socket on which its own
+/// descriptors wait (one message has no room for all of them), and the node's survivor.
 #[derive(Debug, Serialize, Deserialize)]
 struct Estate {
     version: u32,
@@ -79,9 +79,12 @@ struct Estate {
     /// What has happened.
     #[serde(default)]
     events: KeptEvents,
-    /// The socket at which disks of other nodes come is the last descriptor.
+    /// The socket at which disks of other nodes come follows the disks.
     #[serde(default)]
     takes_disks: bool,
+    /// The descriptor of the node's survivor is the last.
+    #[serde(default)]
+    survivor: bool,
 }
 
 /// A disk of the estate.
@@ -177,6 +180,9 @@ impl Beginning {
                 }
             },
         };
+        if estate.survivor {
+            node.set_survivor(next()?.into());
+        }
         let node = Rc::new(node);
         Ok(Beginning { resources, admin, open, node, changed, disks_door })
     }
@@ -227,6 +233,7 @@ impl Launcher {
                 sockets.push(OwnedFd::from(theirs));
                 open.push(text);
             }
+            let survivor = node.survivor();
             let estate = Estate {
                 version: ESTATE_VERSION,
                 node: node.pid.as_raw(),
@@ -236,6 +243,7 @@ impl Launcher {
                 limits: self.resources.limits_in_memory(),
                 events: self.resources.events().export(),
                 takes_disks: self.disks_door.is_some(),
+                survivor: survivor.is_some(),
             };
             let text = serde_json::to_vec(&estate).map_err(|error| error.to_string())?;
             let kept = serde_json::to_string(&self.kept_config).map_err(|e| e.to_string())?;
@@ -253,6 +261,7 @@ impl Launcher {
             if let Some(door) = &self.disks_door {
                 descriptors.push(door.try_clone().map_err(failed)?);
             }
+            descriptors.extend(survivor);
             let (ours, theirs) = UnixStream::pair().map_err(failed)?;
             let limits = Limits { body_bytes: 0, descriptors: 0 };
             let frames = Frames::from_fd(&self.core, ours.into(), limits).map_err(failed)?;

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use reactor::log::{NextFile, Sink};
-use reactor::{Class, Core, Event};
+use reactor::{Class, Core, Event, Survivor};
 
 use super::NodeState;
 use super::commands::Admin;
@@ -43,6 +43,8 @@ pub(super) struct Confined {
     pub nbd: Option<OwnedFd>,
     /// Receives the next log file.
     pub log: NextFile,
+    /// Makes this process end at once when it is killed.
+    pub survivor: Option<Survivor>,
     /// The result of [`confine_paths`].
     pub paths: Result<bool, String>,
 }
@@ -149,6 +151,11 @@ pub(super) fn confine(config: &Config, launched: Launched) -> Result<(Sink, Conf
             Err(error) => handed(no_nbd(addr, &error))?,
         }
     }
+    // A database's memory is to be free before its successor needs as much.
+    let survivor = match config.data {
+        None => Survivor::prepare().inspect_err(no_survivor).ok(),
+        Some(_) => None,
+    };
     let data = config.data.as_deref().filter(|data| data.exists());
     let outside = data.map(lsm::outside).unwrap_or_default();
     let (writable, outside) = (!config.read_only, &outside[..]);
@@ -159,7 +166,11 @@ pub(super) fn confine(config: &Config, launched: Launched) -> Result<(Sink, Conf
         return Err(Error::new(Kind::System, format!("this node cannot be confined: {why}"))
             .hint("--sandbox auto confines it as far as possible"));
     }
-    Ok((sink, Confined { launcher, channel, clients, metrics, nbd, log: next, paths }))
+    Ok((sink, Confined { launcher, channel, clients, metrics, nbd, log: next, survivor, paths }))
+}
+
+fn no_survivor(why: &std::io::Error) {
+    tracing::warn!("guests will wait longer if this process is killed: no survivor of it: {why}");
 }
 
 /// Makes the kernel kill this process when its launcher ends. The setting belongs to the calling
@@ -212,6 +223,8 @@ pub(super) async fn begin(
     // No ring can be made afterwards.
     let all_run = || node.started.load(Ordering::Acquire) >= core.cores();
     node.phases.until(core.id(), all_run).await;
+    let survivor = confined.survivor.as_ref().map(Survivor::start);
+    let survivor = survivor.and_then(|pid| pid.inspect_err(no_survivor).ok());
     let calls = confine_calls(node.config.data.is_some());
     match (&confined.paths, &calls) {
         (Ok(true), Ok(())) => tracing::info!("confined: paths, system calls, network and signals"),
@@ -245,6 +258,10 @@ pub(super) async fn begin(
         admin: admin.clone(),
     };
     core.spawn(Class::Control, Rc::new(requests).run());
+    if let Some(pid) = survivor {
+        // An older launcher refuses the question, and does not kill a survivor that stays.
+        let _ = channel.ask(&ToLauncher::Survivor { pid }, &[]).await;
+    }
     let hello = channel.ask(&ToLauncher::Begin { version: VERSION }, &[]).await?;
     let link = Link { channel, hello: hello.read()?, admin };
     let mut descriptors = hello.descriptors;

@@ -2,10 +2,10 @@
 //!
 //! A helper thread starts the program, because that blocks until it runs. The end of a child is
 //! awaited through a pidfd. Where the kernel refuses one (before Linux 5.3, or a filter of system
-//! calls), the child is polled.
+//! calls), the child is polled. Any other process is an [`OtherProcess`].
 
 use std::io;
-use std::os::fd::{FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::process::Child;
 
 use super::Core;
@@ -43,6 +43,50 @@ impl Core {
             }
         }
         Ok(())
+    }
+}
+
+/// A process that this one has not started. Its number may be given to another one when it has
+/// ended, so a descriptor stands for it.
+#[derive(Debug)]
+pub struct OtherProcess(OwnedFd);
+
+impl OtherProcess {
+    /// The process that has this number now.
+    ///
+    /// # Errors
+    /// When there is none; others as the system gives them.
+    pub fn open(pid: u32) -> io::Result<OtherProcess> {
+        pidfd(pid).map(OtherProcess)
+    }
+
+    /// Waits until it has ended.
+    ///
+    /// # Errors
+    /// As the system gives them.
+    pub async fn end(&self, core: &Core) -> io::Result<()> {
+        Watch::new(core, self.0.try_clone()?).readable().await
+    }
+
+    /// Kills it, if it has not ended yet.
+    pub fn kill(&self) {
+        let fd = self.0.as_raw_fd();
+        let nothing = std::ptr::null::<libc::siginfo_t>();
+        // SAFETY: without a pointer the kernel makes the signal's information itself.
+        unsafe { libc::syscall(libc::SYS_pidfd_send_signal, fd, libc::SIGKILL, nothing, 0) };
+    }
+}
+
+impl From<OwnedFd> for OtherProcess {
+    /// From the descriptor of another [`OtherProcess`].
+    fn from(fd: OwnedFd) -> OtherProcess {
+        OtherProcess(fd)
+    }
+}
+
+impl AsFd for OtherProcess {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
     }
 }
 

@@ -11,6 +11,12 @@
 //!   the flag twice, and blocks if it changes in between.
 //! - [`EventWatch::clear`] reads with `RWF_NOWAIT`, which holds for the one call.
 //!
+//! The kernel also raises the eventfd that is registered with a ring when an operation of the ring
+//! completes. With a ring for each eventfd, a signal takes 0.65 times as long as with AIO; but a
+//! confined process cannot make rings. With one ring, whose eventfd is replaced each time, it takes
+//! 1.6 times as long. A killed process with an AIO context takes 29 ms longer to end: see
+//! `survivor.rs`.
+//!
 //! The same operation tells whether a descriptor is an eventfd at all ([`EventFd::from_fd`]).
 
 use std::cell::OnceCell;

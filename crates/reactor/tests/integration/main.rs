@@ -15,5 +15,6 @@ mod sim_net;
 mod sim_processes;
 mod sim_wait;
 mod sim_writes;
+mod survivor;
 mod unix;
 mod writes;
