@@ -147,6 +147,16 @@ fn details(name: &str, event: &Value) -> String {
             let (request, why) = (text("request"), text("why"));
             format!("{request} of {bytes} bytes at {offset}: {why}")
         }
+        "space-low" => {
+            let disks: Vec<_> =
+                array(event, "disks").iter().filter_map(|disk| disk.as_str()).collect();
+            format!(
+                "{} left for the images of {}, which may still take {}",
+                Size(number("available_bytes")),
+                disks.join(", "),
+                Size(number("may_take_bytes"))
+            )
+        }
         // An event of a newer node.
         _ => String::new(),
     }

@@ -42,7 +42,8 @@ pub mod waiters;
 pub use bell::Bell;
 pub use core::{Core, JoinHandle, OwnedTask, Sleep};
 pub use driver::{
-    DirEntry, Extent, Image, ImageInfo, ImageOpening, LockGuard, Mode, Opening, Program, SharedFile,
+    DirEntry, Extent, Image, ImageInfo, ImageOpening, LockGuard, Mode, Opening, Program,
+    SharedFile, Space,
 };
 pub use flow::FlowReport;
 pub use fork::fork_generation;

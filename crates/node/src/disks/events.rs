@@ -22,6 +22,8 @@ const WAIT_NS: u64 = 25_000_000_000;
 const WAITERS_MAX: usize = 8;
 /// Length of the longest text of an event, in bytes.
 const TEXT_BYTES_MAX: usize = 1024;
+/// Why a device has failed a request for lack of space.
+const NO_SPACE: &str = "no space left";
 
 /// What has happened.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -80,6 +82,8 @@ pub(crate) enum What {
     Resumed { disk: String },
     /// A device has failed a request.
     DeviceError { disk: String, ring: u16, request: String, offset: u64, bytes: u64, why: String },
+    /// A file system has little left for the thin images on it, which may still take more.
+    SpaceLow { disks: Vec<String>, available_bytes: u64, may_take_bytes: u64 },
 }
 
 /// The beginning of a text, if it is long.
@@ -93,7 +97,7 @@ fn short(text: &str) -> String {
 
 /// Why a device has failed a request.
 fn reason(no_space: bool) -> String {
-    if no_space { "no space left" } else { "an I/O error" }.to_owned()
+    if no_space { NO_SPACE } else { "an I/O error" }.to_owned()
 }
 
 impl What {
@@ -110,6 +114,24 @@ impl What {
             }
             DiskEvent::Paused { no_space } => What::Paused { disk, why: reason(no_space) },
         }
+    }
+
+    /// The disk whose device has no space left, if this is what has happened.
+    pub fn lacks_space(&self) -> Option<&str> {
+        match self {
+            What::Paused { disk, why } | What::DeviceError { disk, why, .. } if why == NO_SPACE => {
+                Some(disk)
+            }
+            _ => None,
+        }
+    }
+
+    /// The same, with the space of its disk.
+    pub fn with_space(mut self, text: &str) -> What {
+        if let What::Paused { why, .. } | What::DeviceError { why, .. } = &mut self {
+            *why = format!("{why}: {text}");
+        }
+        self
     }
 
     /// Whether only the launcher knows that this has happened.
@@ -145,6 +167,7 @@ impl What {
             | What::ConnectionClosed { disk, why, .. }
             | What::RingBroken { disk, why, .. } => vec![disk, why],
             What::DeviceError { disk, request, why, .. } => vec![disk, request, why],
+            What::SpaceLow { disks, .. } => disks.iter_mut().collect(),
         };
         texts.into_iter().for_each(|text| *text = short(text));
         self

@@ -1,8 +1,8 @@
 //! The disks that a node serves to virtual machines: opened at the start, attached while it runs,
 //! or taken over from the predecessor; ended with the node, or handed over to the successor.
 //!
-//! This room uses `ipc`, to ask the launcher; it knows nothing of upgrades. `arrivals`, `changes`
-//! and `export` (for NBD clients) continue the methods of [`Disks`].
+//! This room uses `ipc`, to ask the launcher; it knows nothing of upgrades. `arrivals`, `changes`,
+//! `space` and `export` (for NBD clients) continue the methods of [`Disks`].
 //!
 //! Disks configured at the start come first; attached ones come back from the state directory after
 //! them. One change is made at a time.
@@ -16,6 +16,7 @@ mod moves;
 pub(crate) mod protocol;
 pub(crate) mod report;
 pub(crate) mod resources;
+mod space;
 pub(crate) mod spec;
 pub(crate) mod state;
 
@@ -34,6 +35,7 @@ use crate::disks::limits::{AllLimits, Limits};
 use crate::disks::moves::Move;
 use crate::disks::protocol::Named;
 use crate::disks::resources::{Ready, Resources};
+use crate::disks::space::Spaces;
 use crate::disks::spec::DiskSpec;
 use crate::error::{Error, Kind};
 
@@ -130,6 +132,8 @@ pub(crate) struct Disks {
     moves: RefCell<BTreeMap<String, Rc<Move>>>,
     /// Bytes per second of all moves together; 0 is no limit.
     moves_rate: Cell<u64>,
+    /// The space of images.
+    spaces: Rc<Spaces>,
     /// Notified when a change has ended, a detached disk has gone, or the node ends.
     changed: Event,
 }
@@ -155,15 +159,16 @@ impl Disks {
         let takes_over = following.is_some();
         let following = following.unwrap_or_default();
         let resources = Rc::new(resources);
-        let told = Rc::downgrade(&resources);
+        let (told, spaces) = (Rc::downgrade(&resources), Rc::<Spaces>::default());
+        let teller = spaces.clone();
         vhost::observe(core, move |core, disk, event| {
             if let Some(resources) = told.upgrade() {
-                resources.report(core, What::of_disk(disk, event));
+                teller.tell(core, &resources, What::of_disk(disk, event));
             }
         });
         let resources = Some(resources);
         let begun = taken.len() + following.len();
-        let disks = Disks { resources, begun: begun.into(), limits, ..Disks::default() };
+        let disks = Disks { resources, begun: begun.into(), limits, spaces, ..Disks::default() };
         let known = |spec: &DiskSpec| named.iter().find(|named| named.spec.name == spec.name);
         for (Served { spec, target, .. }, serving) in taken {
             disks.remember(&spec, &target, known(&spec).and_then(|named| named.write_cache));
@@ -243,7 +248,7 @@ impl Disks {
     /// Notes for operators what has happened.
     pub fn report(&self, core: &Core, what: What) {
         if let Some(resources) = &self.resources {
-            resources.report(core, what);
+            self.spaces.tell(core, resources, what);
         }
     }
 
