@@ -103,6 +103,7 @@ fn list(node: &NodeArgs) -> Result<(), Failure> {
     let mut rows = vec![head.map(str::to_owned)];
     for disk in array(&result, "disks") {
         let guest = match (absent(disk), disk["connected"].as_bool()) {
+            (Some(("stands_still", _)), _) => "stands still",
             (Some((kind, _)), _) => kind,
             _ if disk["paused"] == true => "paused",
             (_, Some(true)) => "connected",
@@ -122,7 +123,7 @@ fn list(node: &NodeArgs) -> Result<(), Failure> {
     out.bytes(table(&rows, &[]).as_bytes())?;
     for disk in array(&result, "disks") {
         match absent(disk) {
-            Some(("failed", why)) => out.line(why)?,
+            Some(("failed" | "stands_still", why)) => out.line(why)?,
             Some((_, why)) => out.line(&format!("disk {}: {why}", text(disk, "name")))?,
             None => {}
         }
@@ -243,7 +244,7 @@ fn limits(one: &Value) -> String {
 /// Why a disk is not in service: the kind of reason, and its text.
 fn absent(disk: &Value) -> Option<(&'static str, &str)> {
     let told = |kind: &'static str| Some((kind, disk[kind].as_str()?));
-    ["failed", "follows", "leaves"].into_iter().find_map(told)
+    ["failed", "follows", "leaves", "stands_still"].into_iter().find_map(told)
 }
 
 fn stat(name: Option<String>, node: &NodeArgs) -> Result<(), Failure> {

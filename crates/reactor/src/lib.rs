@@ -28,6 +28,7 @@ mod op;
 mod poller;
 pub mod reply;
 mod runtime;
+mod signals;
 pub mod sim;
 pub mod sleep;
 pub mod spsc;
@@ -38,6 +39,7 @@ pub mod testing;
 mod timer;
 mod wait;
 pub mod waiters;
+mod work;
 
 pub use bell::Bell;
 pub use core::{Core, JoinHandle, OwnedTask, Sleep};
@@ -71,3 +73,4 @@ pub use wait::{
     Closed, Either, Elapsed, Event, Oneshot, OneshotReceiver, OneshotSender, Race, Timeout, Wait,
     join_all, oneshot, race, timeout,
 };
+pub use work::{Killed, killed_by, note_work_in, work_of, work_page};

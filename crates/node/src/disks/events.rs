@@ -78,7 +78,9 @@ pub(crate) enum What {
     RingBroken { disk: String, ring: u16, why: String },
     /// A disk has paused, because its device has failed a request.
     Paused { disk: String, why: String },
-    /// An operator lets a paused disk go on.
+    /// A disk is not served any more, because the node has died of it again and again.
+    StandsStill { disk: String, why: String },
+    /// An operator lets a disk go on that has paused or stands still.
     Resumed { disk: String },
     /// A device has failed a request.
     DeviceError { disk: String, ring: u16, request: String, offset: u64, bytes: u64, why: String },
@@ -142,6 +144,7 @@ impl What {
                 | What::Ended { .. }
                 | What::Upgraded { .. }
                 | What::UpgradeFailed { .. }
+                | What::StandsStill { .. }
         )
     }
 
@@ -164,6 +167,7 @@ impl What {
             What::Limited { disk, group } => disk.iter_mut().chain(group).collect(),
             What::NotOpened { disk, why }
             | What::Paused { disk, why }
+            | What::StandsStill { disk, why }
             | What::ConnectionClosed { disk, why, .. }
             | What::RingBroken { disk, why, .. } => vec![disk, why],
             What::DeviceError { disk, request, why, .. } => vec![disk, request, why],

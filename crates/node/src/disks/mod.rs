@@ -60,6 +60,8 @@ pub(crate) enum Absent {
     Follows,
     /// The predecessor has ended without handing it over.
     Lost,
+    /// Nodes have died of it, one after the other. Its launcher has its front end's connection.
+    StandsStill(String),
     /// It was detached, but has operations in flight: at its device, if the target is given, or in
     /// the predecessor. Until they have ended nobody else gets its name, its socket or its image.
     Leaves(Option<Rc<Target>>),
@@ -68,7 +70,7 @@ pub(crate) enum Absent {
 impl std::fmt::Display for Absent {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
-            Absent::Failed(why) => why,
+            Absent::Failed(why) | Absent::StandsStill(why) => why,
             Absent::Follows => {
                 "it follows from the previous node, once the operations at its device are done"
             }
@@ -183,8 +185,14 @@ impl Disks {
             let serving = Err(Absent::Follows);
             disks.all.borrow_mut().push(Disk { spec: spec.clone(), attached, serving });
         }
-        for Named { spec, attached, .. } in named {
+        for Named { spec, attached, stands_still, .. } in named {
             if disks.find(&spec.name).is_ok() {
+                continue;
+            }
+            if let Some(why) = stands_still {
+                tracing::error!(disk = %spec.name, "{why}");
+                let serving = Err(Absent::StandsStill(why));
+                disks.all.borrow_mut().push(Disk { spec, attached, serving });
                 continue;
             }
             let serving = match disks.serve(core, &spec).await {
@@ -232,8 +240,8 @@ impl Disks {
             Ok(named) => named,
             Err(error) => return tracing::error!("cannot list the disks: {error}"),
         };
-        for Named { spec, attached, .. } in named {
-            if self.find(&spec.name).is_ok() {
+        for Named { spec, attached, stands_still, .. } in named {
+            if self.find(&spec.name).is_ok() || stands_still.is_some() {
                 continue;
             }
             let serving = self.serve(core, &spec).await.map_err(|error| {

@@ -90,6 +90,7 @@ fn kind(why: &Absent) -> &'static str {
         Absent::Failed(_) => "failed",
         Absent::Follows | Absent::Lost => "follows",
         Absent::Leaves(_) => "leaves",
+        Absent::StandsStill(_) => "stands_still",
     }
 }
 

@@ -102,7 +102,7 @@ impl LocalResources {
         all.chain(attached.map(|spec| (spec, true)))
             .map(|(spec, attached)| {
                 let write_cache = self.write_cache(&spec.socket);
-                Named { spec, attached, write_cache }
+                Named { spec, attached, write_cache, stands_still: None }
             })
             .collect()
     }

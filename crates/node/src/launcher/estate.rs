@@ -18,6 +18,7 @@ use serde::{Deserialize, Serialize};
 use super::answers::{OpenDisk, copies};
 use super::child::{Child, Role, spawn};
 use super::front_door::{DoorState, FrontDoor};
+use super::poison::Poison;
 use super::{Launcher, VARIABLE, system};
 use crate::config::Config;
 use crate::disks::DISKS_MAX;
@@ -38,8 +39,8 @@ pub(crate) const RENEWED: &str = "MILLRACE_LAUNCHER_RENEWED";
 /// The version of the estate.
 const ESTATE_VERSION: u32 = 2;
 /// Most descriptors of the estate: the text, the channel, the lock, the admin socket, one for each
-/// disk.
-const ESTATE_DESCRIPTORS: usize = 4 + DISKS_MAX;
+/// disk, the memory for notes.
+const ESTATE_DESCRIPTORS: usize = 5 + DISKS_MAX;
 /// Most descriptors of a disk.
 const DISK_DESCRIPTORS: usize = 4 + bdev::DESCRIPTORS_MAX + 2 * vhost::kept::LIVE_MAX;
 
@@ -54,6 +55,7 @@ pub(super) struct Beginning {
     pub(super) admin: Option<(PathBuf, UnixListener)>,
     pub(super) open: BTreeMap<String, OpenDisk>,
     pub(super) node: Rc<Child>,
+    pub(super) poison: Poison,
     /// The event of the launcher, which the node notifies.
     pub(super) changed: Rc<Event>,
 }
@@ -74,6 +76,12 @@ struct Estate {
     /// What has happened.
     #[serde(default)]
     events: KeptEvents,
+    /// The disks that stand still, and why.
+    #[serde(default)]
+    stand_still: BTreeMap<String, String>,
+    /// The memory in which the node's cores note their work is the last descriptor.
+    #[serde(default)]
+    work: bool,
 }
 
 /// A disk of the estate.
@@ -95,7 +103,8 @@ impl Beginning {
         let node = spawn(core, &own, Role::First, &changed).await;
         let node = node.map_err(|why| Error::new(Kind::System, why))?;
         let resources = LocalResources::new(core, &config.disks, state);
-        Ok(Beginning { resources, admin, open: BTreeMap::new(), node, changed })
+        let (open, poison) = (BTreeMap::new(), Poison::default());
+        Ok(Beginning { resources, admin, open, node, poison, changed })
     }
 
     /// Starts with the estate of the previous program.
@@ -146,7 +155,9 @@ impl Beginning {
             let door = door.map_err(|error| broken(&error))?;
             open.insert(spec.name.clone(), OpenDisk { spec, holes, memory: memory_fds, door });
         }
-        Ok(Beginning { resources, admin, open, node: Rc::new(node), changed })
+        node.work.replace(if estate.work { Some(next()?) } else { None });
+        let (node, poison) = (Rc::new(node), Poison::of(estate.stand_still));
+        Ok(Beginning { resources, admin, open, node, poison, changed })
     }
 }
 
@@ -175,6 +186,8 @@ impl Launcher {
                 sockets.push(OwnedFd::from(theirs));
                 open.push(text);
             }
+            let work = node.work.borrow().as_ref().map(OwnedFd::try_clone);
+            let work = work.transpose().map_err(failed)?;
             let estate = Estate {
                 version: ESTATE_VERSION,
                 node: node.pid.as_raw(),
@@ -183,6 +196,8 @@ impl Launcher {
                 open,
                 limits: self.resources.limits_in_memory(),
                 events: self.resources.events().export(),
+                stand_still: self.poison.all(),
+                work: work.is_some(),
             };
             let text = serde_json::to_vec(&estate).map_err(|error| error.to_string())?;
             let kept = serde_json::to_string(&self.kept_config).map_err(|e| e.to_string())?;
@@ -197,6 +212,7 @@ impl Launcher {
                 descriptors.push(door.try_clone().map_err(failed)?);
             }
             descriptors.extend(sockets);
+            descriptors.extend(work);
             let (ours, theirs) = UnixStream::pair().map_err(failed)?;
             let limits = Limits { body_bytes: 0, descriptors: 0 };
             let frames = Frames::from_fd(&self.core, ours.into(), limits).map_err(failed)?;

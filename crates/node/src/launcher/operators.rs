@@ -116,6 +116,10 @@ impl Commands for Operators {
                 launcher.changed.wait_until(|| !launcher.upgrading.get()).await;
                 Some(Order::Move { name: name.clone(), uri: uri.clone() })
             }
+            Request::DiskResume { name } => {
+                launcher.poison.forget(name);
+                None
+            }
             Request::Events { log, after, wait } => {
                 let events = launcher.resources.events();
                 return Ok(events.after(log.as_deref(), *after, *wait).await.to_string());

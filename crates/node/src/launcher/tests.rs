@@ -41,8 +41,14 @@ async fn launcher(core: &Core, root: &Path) -> (Rc<Launcher>, Rc<Child>) {
     let sink = Box::new(std::io::sink());
     let (log, _) = Log::start(Default::default(), "off".parse().unwrap(), sink).unwrap();
     let resources = LocalResources::new(core, &[disk(root, "asked")], Some(state));
-    let beginning =
-        Beginning { resources, admin: None, open: BTreeMap::new(), node: node.clone(), changed };
+    let beginning = Beginning {
+        resources,
+        admin: None,
+        open: BTreeMap::new(),
+        node: node.clone(),
+        poison: Poison::default(),
+        changed,
+    };
     let settings = Settings::from_toml("admin = 'none.sock'").unwrap();
     let config = Config::new(settings, &Machine::look()).unwrap();
     let launcher = Launcher::start(core, &config, log, Arc::default(), beginning).unwrap();

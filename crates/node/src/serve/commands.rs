@@ -82,7 +82,7 @@ impl Admin {
                 Ok(disks.limit_moves(core, bytes_per_second))
             }
             Request::DiskResume { name } => {
-                let was_paused = disks.go_on(core, &name)?;
+                let was_paused = disks.go_on(core, &name).await?;
                 Ok(json!({"name": name, "was_paused": was_paused}))
             }
             Request::Events { log, after, wait } => match disks.events() {
