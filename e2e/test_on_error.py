@@ -2,7 +2,9 @@
 
 import json
 import os
+import re
 import signal
+import urllib.request
 
 import guest
 import millrace
@@ -98,8 +100,49 @@ def test_a_thin_image_on_a_full_disk_goes_on_when_there_is_space(tmp_path):
             small.fill(8)
             process = driven(tmp_path, "a", seconds=4, rw="randwrite", bs="65536")
             until_paused(node)
-            assert names(events(node)).count("paused") == 1
+            (event,) = (event for event in events(node) if event["event"] == "paused")
+            assert re.fullmatch(r"no space left: its image occupies .* MiB, its file system has .* left", event["why"])
+            assert "its image has no space left" in node.said()
             small.make_space()
             node.do("resume", "a")
             guest.wait_for("writes", lambda: not paused(node))
             assert operations(process) > 0
+
+
+def test_the_space_of_a_thin_image_and_of_its_file_system_is_told(tmp_path):
+    """Everywhere that disks are shown; and once, with an event, when little is left."""
+    mount, port = tmp_path / "small", millrace.free_port()
+    mount.mkdir()
+    with SmallDisk(mount, size_mib=64) as small:
+        for name, size in ("a", "32M"), ("b", "64M"):
+            millrace.succeed("disk", "create", small.inside() / f"{name}.img", "--size", size)
+        (small.inside() / "a.img").open("r+b").write(bytes(3 << 20))
+        node = Node(tmp_path, "--metrics", f"127.0.0.1:{port}")
+        node.arguments = [*small.enter, *node.arguments]
+        with node:
+            for name in "ab":
+                node.do("attach", spec(tmp_path, name, f"file:{mount}/{name}.img"))
+            node.do("attach", spec(tmp_path, "c"))
+            disks = node.disks()
+            assert (disks["a"]["occupied_bytes"], disks["b"]["occupied_bytes"]) == (3 << 20, 0)
+            assert disks["a"]["available_bytes"] == disks["b"]["available_bytes"] == 61 << 20
+            assert disks["c"]["occupied_bytes"] is None and disks["c"]["available_bytes"] is None
+            assert "its image occupies 3 MiB, its file system has 61 MiB left" in node.do("stat", "a")
+            top = json.loads(millrace.succeed("top", "--once", "--json", "--state", node.state).splitlines()[-1])
+            assert {disk["name"]: disk["occupied_bytes"] for disk in top["disks"]} == {"a": 3 << 20, "b": 0, "c": None}
+            text = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5).read().decode()
+            assert f'millrace_disk_occupied_bytes{{disk="a"}} {3 << 20}\n' in text
+            assert f'millrace_disk_available_bytes{{disk="b"}} {61 << 20}\n' in text
+            assert 'millrace_disk_occupied_bytes{disk="c"}' not in text
+            small.fill(2)
+            guest.wait_for("the warning", lambda: "space-low" in names(events(node)), 30)
+            low = events(node)[-1]
+            assert sorted(low["disks"]) == ["a", "b"] and low["available_bytes"] <= 2 << 20
+            assert low["may_take_bytes"] == (32 - 3 + 64) << 20
+            # A fresh answer comes at once, a second warning not at all.
+            small.fill(1)
+            assert node.disks()["a"]["available_bytes"] <= 2 << 20
+            guest.wait_for("the next round", lambda: node.disks()["a"]["available_bytes"] <= 1 << 20)
+            assert names(events(node)).count("space-low") == 1
+            assert "has little space left" in node.said()
+            assert "which may still take 93 MiB" in millrace.succeed("events", "--state", node.state)

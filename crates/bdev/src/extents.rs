@@ -1,6 +1,7 @@
-//! Which parts of a device are holes: they occupy no space, and read as zeroes.
+//! Which parts of a device are holes: they occupy no space, and read as zeroes. And how much space
+//! all others occupy.
 
-use reactor::{Core, Extent};
+use reactor::{Core, Extent, Space};
 
 use crate::device::{Bdev, Device};
 use crate::geometry::Geometry;
@@ -25,6 +26,16 @@ impl Bdev {
         };
         let Geometry { block_size, .. } = self.geometry();
         whole_blocks(&found, offset, len, block_size.into())
+    }
+
+    /// The space that the device's image occupies, and that its file system has left; `None` if it
+    /// has no image file, or the system does not tell. Suspends, for as long as the file system
+    /// likes.
+    pub async fn space(&self, core: &Core) -> Option<Space> {
+        match self.lowest().device() {
+            Device::File(file) => file.space(core).await,
+            _ => None,
+        }
     }
 }
 

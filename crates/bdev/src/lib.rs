@@ -56,7 +56,7 @@ pub use layers::limit::{Limit, Rates};
 #[cfg(feature = "mutants")]
 #[doc(hidden)]
 pub use mutant::{Mutant, set_mutant};
-pub use reactor::Extent;
+pub use reactor::{Extent, Space};
 pub use task_channel::TaskChannel;
 #[cfg(feature = "testing")]
 #[doc(hidden)]

@@ -1,5 +1,6 @@
 //! Reads answers of a node's admin socket: figures, texts, and histograms of latencies.
 
+use node::Size;
 use serde_json::Value;
 
 /// The kinds of requests, under the node's names for them.
@@ -83,6 +84,11 @@ pub fn duration(ns: Option<f64>) -> String {
 /// The array with this name; empty if there is none.
 pub fn array<'a>(value: &'a Value, name: &str) -> &'a [Value] {
     value[name].as_array().map_or(&[], Vec::as_slice)
+}
+
+/// A number of bytes in words: `1.5 GiB`; `-` if there is none.
+pub fn size(value: &Value) -> String {
+    value.as_u64().map_or("-".to_owned(), |bytes| Size(bytes).to_string())
 }
 
 /// The number with this name; 0 if there is none.

@@ -4,7 +4,7 @@ use node::{DiskSpec, LimitChange, Request, Size};
 use serde_json::{Value, json};
 
 use crate::admin::Admin;
-use crate::answer::{KINDS, Latency, array, duration, number, text};
+use crate::answer::{KINDS, Latency, array, duration, number, size, text};
 use crate::args::{DiskCommand, NodeArgs};
 use crate::disk_image::{convert, create_from, create_image};
 use crate::disk_move;
@@ -100,19 +100,22 @@ fn list(node: &NodeArgs) -> Result<(), Failure> {
         out.json(&result)?;
         return Ok(out.flush()?);
     }
-    let mut rows = vec![["NAME", "SIZE", "GUEST", "QUEUES", "SOCKET", "URI"].map(str::to_owned)];
+    let head = ["NAME", "SIZE", "OCCUPIED", "LEFT", "GUEST", "QUEUES", "SOCKET", "URI"];
+    let mut rows = vec![head.map(str::to_owned)];
     for disk in array(&result, "disks") {
         let guest = match (absent(disk), disk["connected"].as_bool()) {
+            (Some(("stands_still", _)), _) => "stands still",
             (Some((kind, _)), _) => kind,
             _ if disk["elsewhere"].is_string() => "elsewhere",
             _ if disk["paused"] == true => "paused",
             (_, Some(true)) => "connected",
             _ => "-",
         };
-        let size = disk["size_bytes"].as_u64().map_or("-".into(), |size| Size(size).to_string());
         rows.push([
             text(disk, "name"),
-            size,
+            size(&disk["size_bytes"]),
+            size(&disk["occupied_bytes"]),
+            size(&disk["available_bytes"]),
             guest.to_owned(),
             number(disk, "queues").to_string(),
             text(disk, "socket"),
@@ -122,7 +125,7 @@ fn list(node: &NodeArgs) -> Result<(), Failure> {
     out.bytes(table(&rows, &[]).as_bytes())?;
     for disk in array(&result, "disks") {
         match absent(disk) {
-            Some(("failed", why)) => out.line(why)?,
+            Some(("failed" | "stands_still", why)) => out.line(why)?,
             Some((_, why)) => out.line(&format!("disk {}: {why}", text(disk, "name")))?,
             None => {}
         }
@@ -246,7 +249,7 @@ fn limits(one: &Value) -> String {
 /// Why a disk is not in service: the kind of reason, and its text.
 fn absent(disk: &Value) -> Option<(&'static str, &str)> {
     let told = |kind: &'static str| Some((kind, disk[kind].as_str()?));
-    ["failed", "follows", "leaves"].into_iter().find_map(told)
+    ["failed", "follows", "leaves", "stands_still"].into_iter().find_map(told)
 }
 
 fn stat(name: Option<String>, node: &NodeArgs) -> Result<(), Failure> {
@@ -296,10 +299,19 @@ fn describe(disk: &Value) -> String {
         Some(false) => ", write cache off",
         None => "",
     };
+    let space = match (disk["occupied_bytes"].as_u64(), disk["available_bytes"].as_u64()) {
+        (Some(occupied), Some(left)) => format!(
+            "  its image occupies {}, its file system has {} left\n",
+            Size(occupied),
+            Size(left)
+        ),
+        _ => String::new(),
+    };
     let read_only = if disk["read_only"] == true { ", read-only" } else { "" };
     let size = Size(number(disk, "size_bytes"));
     let mut said = format!("disk {name}: {size}{read_only}, {connected}{cache}\n");
     said.push_str(&format!("  {} at {}\n", text(disk, "uri"), text(disk, "socket")));
+    said.push_str(&space);
     let of = &disk["limits"];
     if of["iops"].is_u64() || of["bytes_per_second"].is_u64() || of["group"].is_string() {
         let all = limits(of);
@@ -392,13 +404,14 @@ mod tests {
             "name": "a", "size_bytes": 1 << 30, "connected": true, "write_cache": false,
             "uri": "null:1G", "socket": "/a.sock", "polls": 200, "polls_with_work": 50,
             "read": kind, "write": kind, "flush": kind, "discard": kind, "zeroes": kind, "kicks": 7,
-            "errors": 12, "no_space": 5,
+            "errors": 12, "no_space": 5, "occupied_bytes": 3 << 20, "available_bytes": 5 << 30,
         });
         let said = describe(&disk);
         assert!(
             said.starts_with("disk a: 1 GiB, a guest is connected, write cache off\n"),
             "{said}"
         );
+        assert!(said.contains("image occupies 3 MiB, its file system has 5 GiB left\n"), "{said}");
         assert!(said.contains("  read        1,234  4 KiB     -    -    -       3\n"), "{said}");
         assert!(said.contains("failed 12 (no space 5), "), "{said}");
         assert!(said.contains("kicks 7, polls with work 25.0 %"), "{said}");

@@ -131,7 +131,7 @@ fn details(name: &str, event: &Value) -> String {
         }
         "move-failed" | "elsewhere" => format!("{}: {}", text("uri"), text("why")),
         "writes-limited" => format!("to {} a second", Size(number("bytes_per_second"))),
-        "not-opened" | "paused" => text("why"),
+        "not-opened" | "paused" | "stands-still" => text("why"),
         "resized" => {
             format!("{} instead of {}", Size(number("size_bytes")), Size(number("old_size_bytes")))
         }
@@ -146,6 +146,16 @@ fn details(name: &str, event: &Value) -> String {
             let (bytes, offset) = (number("bytes"), number("offset"));
             let (request, why) = (text("request"), text("why"));
             format!("{request} of {bytes} bytes at {offset}: {why}")
+        }
+        "space-low" => {
+            let disks: Vec<_> =
+                array(event, "disks").iter().filter_map(|disk| disk.as_str()).collect();
+            format!(
+                "{} left for the images of {}, which may still take {}",
+                Size(number("available_bytes")),
+                disks.join(", "),
+                Size(number("may_take_bytes"))
+            )
         }
         // An event of a newer node.
         _ => String::new(),

@@ -11,7 +11,7 @@ use node::{Request, Size};
 use serde_json::{Value, json};
 
 use crate::admin::Admin;
-use crate::answer::{KINDS, Latency, array, duration, number, text};
+use crate::answer::{KINDS, Latency, array, duration, number, size, text};
 use crate::args::TopArgs;
 use crate::failure::Failure;
 use crate::output::{Out, table, thousands};
@@ -122,6 +122,8 @@ impl Interval<'_> {
             "name": disk["name"],
             "connected": disk["connected"] == true,
             "depth": number(disk, "depth"),
+            "occupied_bytes": disk["occupied_bytes"],
+            "available_bytes": disk["available_bytes"],
         });
         for kind in KINDS {
             let rate = |name| growth(&disk[kind], &then[kind], name) / self.seconds();
@@ -206,8 +208,10 @@ fn core_table(cores: &[Value]) -> String {
 }
 
 fn disk_table(disks: &[Value]) -> Option<String> {
-    let head =
-        ["DISK", "GUEST", "DEPTH", "READ/S", "READ", "WRITE/S", "WRITE", "MEAN", "P99", "FAILED/S"];
+    let head = [
+        "DISK", "GUEST", "DEPTH", "READ/S", "READ", "WRITE/S", "WRITE", "MEAN", "P99", "FAILED/S",
+        "OCCUPIED", "LEFT",
+    ];
     let mut rows = vec![head.map(str::to_owned)];
     for disk in disks {
         let iops = |kind: &str| thousands(float(&disk[kind]["iops"]).round() as u64);
@@ -223,9 +227,11 @@ fn disk_table(disks: &[Value]) -> Option<String> {
             duration(disk["mean_ns"].as_f64()),
             duration(disk["p99_ns"].as_f64()),
             thousands(float(&disk["failed"]).ceil() as u64),
+            size(&disk["occupied_bytes"]),
+            size(&disk["available_bytes"]),
         ]);
     }
-    (rows.len() > 1).then(|| table(&rows, &[2, 3, 4, 5, 6, 7, 8, 9]))
+    (rows.len() > 1).then(|| table(&rows, &[2, 3, 4, 5, 6, 7, 8, 9, 10, 11]))
 }
 
 fn shard_table(shards: &[Value]) -> Option<String> {

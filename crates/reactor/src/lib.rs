@@ -28,6 +28,7 @@ mod op;
 mod poller;
 pub mod reply;
 mod runtime;
+mod signals;
 pub mod sim;
 pub mod sleep;
 pub mod spsc;
@@ -39,11 +40,13 @@ pub mod testing;
 mod timer;
 mod wait;
 pub mod waiters;
+mod work;
 
 pub use bell::Bell;
 pub use core::{Core, JoinHandle, OtherProcess, OwnedTask, Sleep};
 pub use driver::{
-    DirEntry, Extent, Image, ImageInfo, ImageOpening, LockGuard, Mode, Opening, Program, SharedFile,
+    DirEntry, Extent, Image, ImageInfo, ImageOpening, LockGuard, Mode, Opening, Program,
+    SharedFile, Space,
 };
 pub use flow::FlowReport;
 pub use fork::fork_generation;
@@ -74,3 +77,4 @@ pub use wait::{
     Closed, Either, Elapsed, Event, Oneshot, OneshotReceiver, OneshotSender, Race, Timeout, Wait,
     join_all, oneshot, race, timeout,
 };
+pub use work::{Killed, killed_by, note_work_in, work_of, work_page};

@@ -1,5 +1,7 @@
 //! `error:` makes requests to a device fail: by kind, range, count and chance.
 //!
+//! It may also panic, as a bug would, to test what happens then.
+//!
 //! A failing request never reaches the device, so a failed write writes nothing. Each channel
 //! counts for itself.
 
@@ -7,7 +9,7 @@ use reactor::Core;
 
 use crate::channel::Channel;
 use crate::io::{Done, Io, Kind, Status};
-use crate::uri::Failures;
+use crate::uri::{Failures, Outcome};
 
 pub(crate) struct FailingChannel {
     pub over: Channel,
@@ -29,7 +31,11 @@ impl FailingChannel {
     #[inline]
     pub unsafe fn submit(&mut self, io: &Io<'_>, done: &mut Vec<Done>) {
         if self.fails(io) {
-            done.push(Done { tag: io.tag, status: self.failures.status });
+            let status = match self.failures.outcome {
+                Outcome::Fails(status) => status,
+                Outcome::Panics => panic!("a request of an error: device with status=panic"),
+            };
+            done.push(Done { tag: io.tag, status });
             return;
         }
         // SAFETY: by this function's contract.

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use super::params::{Params, count, duration, size};
-use super::{DELAY_MAX_NS, Failures, Layer, scheme};
+use super::{DELAY_MAX_NS, Failures, Layer, Outcome, scheme};
 use crate::error::Error;
 use crate::io::KINDS;
 use crate::io::Status;
@@ -76,11 +76,12 @@ fn error_layer(params: &mut Params) -> Result<Layer, Error> {
         }
     })?;
     let times = params.take("count", count)?;
-    let status = params.take("status", |text| match text {
-        "io" => Ok(Status::IoError),
-        "unsupported" => Ok(Status::Unsupported),
-        "nospace" => Ok(Status::NoSpace),
-        _ => Err("must be io, unsupported or nospace".to_owned()),
+    let outcome = params.take("status", |text| match text {
+        "io" => Ok(Outcome::Fails(Status::IoError)),
+        "unsupported" => Ok(Outcome::Fails(Status::Unsupported)),
+        "nospace" => Ok(Outcome::Fails(Status::NoSpace)),
+        "panic" => Ok(Outcome::Panics),
+        _ => Err("must be io, unsupported, nospace or panic".to_owned()),
     })?;
     params.end("error", "kind, range, every, chance, count, status")?;
     Ok(Layer::Error(Failures {
@@ -89,7 +90,7 @@ fn error_layer(params: &mut Params) -> Result<Layer, Error> {
         every: every.unwrap_or(1),
         per_million: per_million.unwrap_or(1_000_000),
         count: times.unwrap_or(u64::MAX),
-        status: status.unwrap_or(Status::IoError),
+        outcome: outcome.unwrap_or(Outcome::Fails(Status::IoError)),
     }))
 }
 

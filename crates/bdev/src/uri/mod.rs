@@ -83,6 +83,15 @@ pub(crate) enum Layer {
     },
 }
 
+/// What becomes of a request that is to fail.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Outcome {
+    /// It fails.
+    Fails(Status),
+    /// It panics.
+    Panics,
+}
+
 /// Which requests fail, and how.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Failures {
@@ -95,7 +104,7 @@ pub(crate) struct Failures {
     pub per_million: u32,
     /// The maximum number of failures.
     pub count: u64,
-    pub status: Status,
+    pub outcome: Outcome,
 }
 
 /// A parsed URI: the device, and the layers over it from the innermost to the outermost.
@@ -421,7 +430,7 @@ mod tests {
             every: 3,
             per_million: 250_000,
             count: 2,
-            status: Status::NoSpace,
+            outcome: Outcome::Fails(Status::NoSpace),
         });
         assert_eq!(parse(&format!("{some}|null:1M")).layers, [expected]);
     }

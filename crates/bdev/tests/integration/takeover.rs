@@ -129,3 +129,21 @@ fn descriptors_of_another_device_are_refused() {
         assert!(error.to_string().contains("multiple"), "{error}");
     });
 }
+
+#[test]
+fn an_image_file_tells_what_it_occupies() {
+    on("space", "delay:read=0ms|file:FILE", |core, uri| async move {
+        let disk = Disk::open(&core, &uri).await;
+        assert_eq!(disk.plain(Kind::Discard, 0, SIZE).await, Status::Ok);
+        let empty = disk.bdev.space(&core).await.unwrap();
+        assert_eq!(disk.write(65536, &[7; 65536]).await, Status::Ok);
+        assert_eq!(disk.plain(Kind::Flush, 0, 0).await, Status::Ok);
+        let some = disk.bdev.space(&core).await.unwrap();
+        assert!(some.occupied >= empty.occupied + 65536, "{empty:?} {some:?}");
+        assert!(some.available > 0 && some.available <= some.total, "{some:?}");
+        assert_eq!(empty.file_system, some.file_system);
+    });
+    on("space", "mem:1M", |core, uri| async move {
+        assert_eq!(Disk::open(&core, &uri).await.bdev.space(&core).await, None);
+    });
+}

@@ -175,6 +175,9 @@ impl Disks {
                 Ok(serving) if serving.target.is_connected() && !force => {
                     Some(format!("a virtual machine is connected to disk {name}"))
                 }
+                Err(Absent::StandsStill(_)) if !force => Some(format!(
+                    "disk {name} stands still; a virtual machine may be connected to it"
+                )),
                 Err(Absent::Follows) if !force => Some(format!(
                     "disk {name} follows from the previous node, once the operations at its device are \
                      done; a virtual machine may be connected to it"
@@ -281,17 +284,35 @@ impl Disks {
         Ok(limits)
     }
 
-    /// Lets a disk that has paused go on. Returns false if it has not paused.
+    /// Lets a disk that has paused or stands still go on. Returns false if it does neither.
+    /// Suspends.
     ///
     /// # Errors
-    /// When there is no disk of that name, or it is not served.
-    pub fn go_on(&self, core: &Core, name: &str) -> Result<bool, Error> {
-        let paused = self.target(name)?.go_on();
-        if paused {
+    /// When there is no disk of that name, it is not served, or it cannot be opened.
+    pub async fn go_on(&self, core: &Core, name: &str) -> Result<bool, Error> {
+        let goes_on = self.goes_on(core, name).await? || self.target(name)?.go_on();
+        if goes_on {
             tracing::info!(disk = %name, "the disk goes on");
             self.report(core, What::Resumed { disk: name.to_owned() });
         }
-        Ok(paused)
+        Ok(goes_on)
+    }
+
+    /// Opens a disk that stands still. Returns false if it does not.
+    async fn goes_on(&self, core: &Core, name: &str) -> Result<bool, Error> {
+        let stands_still = || {
+            let at = self.find(name).ok()?;
+            let all = self.all.borrow();
+            matches!(all[at].serving, Err(Absent::StandsStill(_))).then(|| all[at].spec.clone())
+        };
+        if stands_still().is_none() {
+            return Ok(false);
+        }
+        let _change = self.change().await?;
+        let Some(spec) = stands_still() else { return Ok(false) };
+        let serving = self.serve(core, &spec).await?;
+        self.with(name, |disk| disk.serving = Ok(serving));
+        Ok(true)
     }
 
     /// Changes the size of a disk, in bytes, and tells its guest. Returns the old size. Suspends.

@@ -22,6 +22,8 @@ const WAIT_NS: u64 = 25_000_000_000;
 const WAITERS_MAX: usize = 8;
 /// Length of the longest text of an event, in bytes.
 const TEXT_BYTES_MAX: usize = 1024;
+/// Why a device has failed a request for lack of space.
+const NO_SPACE: &str = "no space left";
 
 /// What has happened.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -86,10 +88,14 @@ pub(crate) enum What {
     RingBroken { disk: String, ring: u16, why: String },
     /// A disk has paused, because its device has failed a request.
     Paused { disk: String, why: String },
-    /// An operator lets a paused disk go on.
+    /// A disk is not served any more, because the node has died of it again and again.
+    StandsStill { disk: String, why: String },
+    /// An operator lets a disk go on that has paused or stands still.
     Resumed { disk: String },
     /// A device has failed a request.
     DeviceError { disk: String, ring: u16, request: String, offset: u64, bytes: u64, why: String },
+    /// A file system has little left for the thin images on it, which may still take more.
+    SpaceLow { disks: Vec<String>, available_bytes: u64, may_take_bytes: u64 },
 }
 
 /// The beginning of a text, if it is long.
@@ -103,7 +109,7 @@ fn short(text: &str) -> String {
 
 /// Why a device has failed a request.
 fn reason(no_space: bool) -> String {
-    if no_space { "no space left" } else { "an I/O error" }.to_owned()
+    if no_space { NO_SPACE } else { "an I/O error" }.to_owned()
 }
 
 impl What {
@@ -122,6 +128,24 @@ impl What {
         }
     }
 
+    /// The disk whose device has no space left, if this is what has happened.
+    pub fn lacks_space(&self) -> Option<&str> {
+        match self {
+            What::Paused { disk, why } | What::DeviceError { disk, why, .. } if why == NO_SPACE => {
+                Some(disk)
+            }
+            _ => None,
+        }
+    }
+
+    /// The same, with the space of its disk.
+    pub fn with_space(mut self, text: &str) -> What {
+        if let What::Paused { why, .. } | What::DeviceError { why, .. } = &mut self {
+            *why = format!("{why}: {text}");
+        }
+        self
+    }
+
     /// Whether only the launcher knows that this has happened.
     pub fn is_of_launcher(&self) -> bool {
         matches!(
@@ -130,6 +154,7 @@ impl What {
                 | What::Ended { .. }
                 | What::Upgraded { .. }
                 | What::UpgradeFailed { .. }
+                | What::StandsStill { .. }
         )
     }
 
@@ -158,9 +183,11 @@ impl What {
             What::Limited { disk, group } => disk.iter_mut().chain(group).collect(),
             What::NotOpened { disk, why }
             | What::Paused { disk, why }
+            | What::StandsStill { disk, why }
             | What::ConnectionClosed { disk, why, .. }
             | What::RingBroken { disk, why, .. } => vec![disk, why],
             What::DeviceError { disk, request, why, .. } => vec![disk, request, why],
+            What::SpaceLow { disks, .. } => disks.iter_mut().collect(),
         };
         texts.into_iter().for_each(|text| *text = short(text));
         self

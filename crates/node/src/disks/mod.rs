@@ -1,8 +1,8 @@
 //! The disks that a node serves to virtual machines: opened at the start, attached while it runs,
 //! or taken over from the predecessor; ended with the node, or handed over to the successor.
 //!
-//! This room uses `ipc`, to ask the launcher; it knows nothing of upgrades. `arrivals`, `changes`
-//! and `export` (for NBD clients) continue the methods of [`Disks`].
+//! This room uses `ipc`, to ask the launcher; it knows nothing of upgrades. `arrivals`, `changes`,
+//! `space` and `export` (for NBD clients) continue the methods of [`Disks`].
 //!
 //! Disks configured at the start come first; attached ones come back from the state directory after
 //! them. One change is made at a time.
@@ -18,6 +18,7 @@ mod receiving;
 pub(crate) mod report;
 pub(crate) mod resources;
 mod sending;
+mod space;
 pub(crate) mod spec;
 pub(crate) mod state;
 pub(crate) mod transfers;
@@ -37,6 +38,7 @@ use crate::disks::limits::{AllLimits, Limits};
 use crate::disks::moves::Move;
 use crate::disks::protocol::Named;
 use crate::disks::resources::{Ready, Resources};
+use crate::disks::space::Spaces;
 use crate::disks::spec::DiskSpec;
 use crate::disks::transfers::Transfer;
 use crate::error::{Error, Kind};
@@ -64,6 +66,8 @@ pub(crate) enum Absent {
     Follows,
     /// The predecessor has ended without handing it over.
     Lost,
+    /// Nodes have died of it, one after the other. Its launcher has its front end's connection.
+    StandsStill(String),
     /// It was detached, but has operations in flight: at its device, if the target is given, or in
     /// the predecessor. Until they have ended nobody else gets its name, its socket or its image.
     Leaves(Option<Rc<Target>>),
@@ -72,7 +76,7 @@ pub(crate) enum Absent {
 impl std::fmt::Display for Absent {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
-            Absent::Failed(why) => why,
+            Absent::Failed(why) | Absent::StandsStill(why) => why,
             Absent::Follows => {
                 "it follows from the previous node, once the operations at its device are done"
             }
@@ -146,6 +150,8 @@ pub(crate) struct Disks {
     receiver: RefCell<Option<Rc<transfer::Server>>>,
     /// The disks that are coming: the move, and what is said of this process then.
     incarnations: RefCell<BTreeMap<String, (u64, u64)>>,
+    /// The space of images.
+    spaces: Rc<Spaces>,
     /// Notified when a change has ended, a detached disk has gone, or the node ends.
     changed: Event,
 }
@@ -171,10 +177,11 @@ impl Disks {
         let takes_over = following.is_some();
         let following = following.unwrap_or_default();
         let resources = Rc::new(resources);
-        let told = Rc::downgrade(&resources);
+        let (told, spaces) = (Rc::downgrade(&resources), Rc::<Spaces>::default());
+        let teller = spaces.clone();
         vhost::observe(core, move |core, disk, event| {
             if let Some(resources) = told.upgrade() {
-                resources.report(core, What::of_disk(disk, event));
+                teller.tell(core, &resources, What::of_disk(disk, event));
             }
         });
         let resources = Some(resources);
@@ -183,7 +190,8 @@ impl Disks {
             .iter()
             .filter_map(|named| Some((named.spec.name.clone(), named.transfer.clone()?)));
         let transfers = RefCell::new(transfers.collect());
-        let disks = Disks { resources, begun: begun.into(), limits, transfers, ..Disks::default() };
+        let begun = begun.into();
+        let disks = Disks { resources, begun, limits, transfers, spaces, ..Disks::default() };
         let known = |spec: &DiskSpec| named.iter().find(|named| named.spec.name == spec.name);
         for (Served { spec, target, .. }, serving) in taken {
             disks.remember(&spec, &target, known(&spec).and_then(|named| named.write_cache));
@@ -199,7 +207,14 @@ impl Disks {
             disks.all.borrow_mut().push(Disk { spec: spec.clone(), attached, serving });
         }
         let missing = named.into_iter().filter(|named| disks.find(&named.spec.name).is_err());
-        let missing: Vec<_> = missing.collect();
+        let (still, missing): (Vec<_>, Vec<_>) =
+            missing.partition(|named| named.stands_still.is_some());
+        for Named { spec, attached, stands_still, .. } in still {
+            let why = stands_still.unwrap_or_default();
+            tracing::error!(disk = %spec.name, "{why}");
+            let serving = Err(Absent::StandsStill(why));
+            disks.all.borrow_mut().push(Disk { spec, attached, serving });
+        }
         let lost = restarted && !takes_over;
         // The guests of lost disks wait.
         for some in missing.chunks(if lost { OPENED_AT_ONCE } else { 1 }) {
@@ -253,8 +268,8 @@ impl Disks {
             Ok(named) => named,
             Err(error) => return tracing::error!("cannot list the disks: {error}"),
         };
-        for Named { spec, attached, .. } in named {
-            if self.find(&spec.name).is_ok() {
+        for Named { spec, attached, stands_still, .. } in named {
+            if self.find(&spec.name).is_ok() || stands_still.is_some() {
                 continue;
             }
             let serving = self.serve(core, &spec).await.map_err(|error| {
@@ -269,7 +284,7 @@ impl Disks {
     /// Notes for operators what has happened.
     pub fn report(&self, core: &Core, what: What) {
         if let Some(resources) = &self.resources {
-            resources.report(core, what);
+            self.spaces.tell(core, resources, what);
         }
     }
 

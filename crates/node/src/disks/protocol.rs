@@ -48,6 +48,8 @@ pub(crate) enum ToLauncher {
     Forget { name: String },
     /// Store what a disk's guest was told of its write cache.
     WriteCache { name: String, told: Option<bool> },
+    /// Memory in which the cores note what they are working on: `()` and its descriptor.
+    WorkPage,
     /// The limits of disks and groups: [`AllLimits`](super::limits::AllLimits).
     Limits,
     /// Store a change of limits.
@@ -87,6 +89,9 @@ pub(crate) struct Named {
     /// How far it is on its way to another node, or from one.
     #[serde(default)]
     pub transfer: Option<Transfer>,
+    /// Why it is not to be opened, until an operator lets it go on.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stands_still: Option<String>,
 }
 
 /// Sent with the descriptors of a disk: those of its device, and of its socket.

@@ -5,8 +5,9 @@
 
 use std::collections::BTreeMap;
 
-use bdev::Rates;
+use bdev::{Rates, Space};
 use kv::Exposition;
+use reactor::Core;
 use serde_json::{Value, json};
 use vhost::{Counter, KindStats, LATENCY_BUCKETS, Latency, QueueStats};
 
@@ -89,11 +90,12 @@ fn kind(why: &Absent) -> &'static str {
         Absent::Failed(_) => "failed",
         Absent::Follows | Absent::Lost => "follows",
         Absent::Leaves(_) => "leaves",
+        Absent::StandsStill(_) => "stands_still",
     }
 }
 
 /// A summary of a disk.
-pub(crate) fn short(disks: &Disks, disk: &Disk) -> Value {
+pub(crate) fn short(disks: &Disks, disk: &Disk, space: Option<Space>) -> Value {
     let spec = &disk.spec;
     let mut value = json!({
         "name": spec.name,
@@ -112,6 +114,8 @@ pub(crate) fn short(disks: &Disks, disk: &Disk) -> Value {
             value["read_only"] = geometry.read_only.into();
             value["connected"] = serving.target.is_connected().into();
             value["paused"] = serving.target.is_paused().into();
+            value["occupied_bytes"] = space.map(|space| space.occupied).into();
+            value["available_bytes"] = space.map(|space| space.available).into();
         }
         Err(why) => value[kind(why)] = why.to_string().into(),
     }
@@ -151,8 +155,8 @@ fn rates(name: &str, limits: &Limits) -> Value {
 }
 
 /// All counters of a disk.
-pub(crate) fn long(disks: &Disks, disk: &Disk) -> Value {
-    let mut value = short(disks, disk);
+pub(crate) fn long(disks: &Disks, disk: &Disk, space: Option<Space>) -> Value {
+    let mut value = short(disks, disk, space);
     if let Ok(serving) = &disk.serving {
         let geometry = serving.target.device().geometry();
         value["block_bytes"] = geometry.block_size.into();
@@ -202,7 +206,7 @@ fn nbd(text: &mut Exposition, server: &nbd::Server) {
 }
 
 /// Appends the metrics of all disks.
-pub(crate) fn metrics(text: &mut Exposition, disks: &Disks) {
+pub(crate) fn metrics(text: &mut Exposition, core: &Core, disks: &Disks) {
     if let Some(server) = disks.nbd() {
         nbd(text, &server);
     }
@@ -228,6 +232,22 @@ pub(crate) fn metrics(text: &mut Exposition, disks: &Disks) {
     metric = text.gauge("disk_size_bytes", "Size of a disk");
     for (name, gauges, _) in &names {
         metric = metric.labelled(&[("disk", name)], gauges.map_or(0, |(size, ..)| size));
+    }
+    let spaces: Vec<_> =
+        names.iter().filter_map(|(name, ..)| Some((name, disks.space(core, name)?))).collect();
+    let mut space = |name: &str, help: &str, of: fn(Space) -> u64| {
+        let mut metric = text.gauge(name, help);
+        for (name, space) in &spaces {
+            metric = metric.labelled(&[("disk", name)], of(*space));
+        }
+    };
+    if !spaces.is_empty() {
+        space("disk_occupied_bytes", "Bytes that a disk's image file occupies", |of| of.occupied);
+        space(
+            "disk_available_bytes",
+            "Bytes that the file system of a disk's image file has left",
+            |of| of.available,
+        );
     }
     for (at, name, help) in [
         (0, "disk_connected", "1 while a virtual machine is connected to a disk"),

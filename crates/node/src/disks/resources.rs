@@ -118,7 +118,7 @@ impl LocalResources {
             .map(|(spec, attached)| {
                 let write_cache = self.write_cache(&spec.socket);
                 let transfer = self.transfer(&spec.name);
-                Named { spec, attached, write_cache, transfer }
+                Named { spec, attached, write_cache, transfer, stands_still: None }
             })
             .collect()
     }

@@ -189,7 +189,11 @@ impl Launcher {
             }
             ToLauncher::Disks => {
                 self.resources.until_certain().await;
-                json_answer(&self.resources.disks())
+                let mut all = self.resources.disks();
+                for named in &mut all {
+                    named.stands_still = self.poison.stands_still(&named.spec.name);
+                }
+                json_answer(&all)
             }
             ToLauncher::Serving => {
                 node.set_serving();
@@ -247,6 +251,7 @@ impl Launcher {
                 Ok((text, door.into_iter().collect()))
             }
             ToLauncher::Close { name } => {
+                self.poison.forget(&name);
                 let closed = self.open.borrow_mut().remove(&name);
                 if let Some(open) = closed {
                     open.door.close();
@@ -288,6 +293,13 @@ impl Launcher {
             ToLauncher::Event { what } => {
                 self.resources.events().note(what);
                 json_answer(&())
+            }
+            ToLauncher::WorkPage => {
+                let failed = |error: std::io::Error| Error::new(Kind::System, error.to_string());
+                let page = reactor::work_page().map_err(failed)?;
+                let theirs = page.try_clone().map_err(failed)?;
+                node.work.replace(Some(page));
+                Ok((json_answer(&())?.0, vec![theirs]))
             }
             ToLauncher::Limits => json_answer(&self.resources.limits()),
             ToLauncher::ChangeLimits { change } => {

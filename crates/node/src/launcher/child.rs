@@ -58,6 +58,8 @@ pub(super) struct Child {
     /// It was a spare node at first.
     was_spare: bool,
     serving: Cell<bool>,
+    /// Memory in which its cores note what they are working on.
+    pub(super) work: RefCell<Option<OwnedFd>>,
     /// The number of disks being opened for it.
     opening: Cell<usize>,
     ended: Cell<Option<WaitStatus>>,
@@ -86,6 +88,7 @@ impl Child {
             waits: Cell::new(false),
             was_spare: false,
             serving: Cell::new(false),
+            work: RefCell::default(),
             opening: Cell::new(0),
             ended: Cell::new(None),
             survivor: RefCell::default(),

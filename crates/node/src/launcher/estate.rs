@@ -19,6 +19,7 @@ use serde::{Deserialize, Serialize};
 use super::answers::{OpenDisk, copies, serve_line};
 use super::child::{Child, Role, spawn};
 use super::front_door::{DoorState, FrontDoor};
+use super::poison::Poison;
 use super::{Launcher, VARIABLE, system};
 use crate::config::Config;
 use crate::disks::DISKS_MAX;
@@ -41,8 +42,8 @@ pub(crate) const RENEWED: &str = "MILLRACE_LAUNCHER_RENEWED";
 /// The version of the estate.
 const ESTATE_VERSION: u32 = 2;
 /// Most descriptors of the estate: the text, the channel, the lock, the admin socket, one for each
-/// disk, the socket for disks of other nodes, and the node's survivor.
-const ESTATE_DESCRIPTORS: usize = 6 + DISKS_MAX;
+/// disk, the socket for disks of other nodes, the node's survivor, the memory for notes.
+const ESTATE_DESCRIPTORS: usize = 7 + DISKS_MAX;
 /// Most descriptors of a disk.
 const DISK_DESCRIPTORS: usize = 4 + bdev::DESCRIPTORS_MAX + 2 * vhost::kept::LIVE_MAX;
 
@@ -57,6 +58,7 @@ pub(super) struct Beginning {
     pub(super) admin: Option<(PathBuf, UnixListener)>,
     pub(super) open: BTreeMap<String, OpenDisk>,
     pub(super) node: Rc<Child>,
+    pub(super) poison: Poison,
     /// The event of the launcher, which the node notifies.
     pub(super) changed: Rc<Event>,
     /// The socket at which disks of other nodes come.
@@ -82,9 +84,15 @@ struct Estate {
     /// The socket at which disks of other nodes come follows the disks.
     #[serde(default)]
     takes_disks: bool,
-    /// The descriptor of the node's survivor is the last.
+    /// Then the descriptor of the node's survivor.
     #[serde(default)]
     survivor: bool,
+    /// The disks that stand still, and why.
+    #[serde(default)]
+    stand_still: BTreeMap<String, String>,
+    /// The memory in which the node's cores note their work is the last descriptor.
+    #[serde(default)]
+    work: bool,
 }
 
 /// A disk of the estate.
@@ -112,8 +120,8 @@ impl Beginning {
         let node = spawn(core, &own, Role::First, &changed).await;
         let node = node.map_err(|why| Error::new(Kind::System, why))?;
         let resources = LocalResources::new(core, &config.disks, state);
-        let open = BTreeMap::new();
-        Ok(Beginning { resources, admin, open, node, changed, disks_door })
+        let (open, poison) = (BTreeMap::new(), Poison::default());
+        Ok(Beginning { resources, admin, open, node, poison, changed, disks_door })
     }
 
     /// Starts with the estate of the previous program.
@@ -183,8 +191,9 @@ impl Beginning {
         if estate.survivor {
             node.set_survivor(next()?.into());
         }
-        let node = Rc::new(node);
-        Ok(Beginning { resources, admin, open, node, changed, disks_door })
+        node.work.replace(if estate.work { Some(next()?) } else { None });
+        let (node, poison) = (Rc::new(node), Poison::of(estate.stand_still));
+        Ok(Beginning { resources, admin, open, node, poison, changed, disks_door })
     }
 }
 
@@ -234,6 +243,8 @@ impl Launcher {
                 open.push(text);
             }
             let survivor = node.survivor();
+            let work = node.work.borrow().as_ref().map(OwnedFd::try_clone);
+            let work = work.transpose().map_err(failed)?;
             let estate = Estate {
                 version: ESTATE_VERSION,
                 node: node.pid.as_raw(),
@@ -244,6 +255,8 @@ impl Launcher {
                 events: self.resources.events().export(),
                 takes_disks: self.disks_door.is_some(),
                 survivor: survivor.is_some(),
+                stand_still: self.poison.all(),
+                work: work.is_some(),
             };
             let text = serde_json::to_vec(&estate).map_err(|error| error.to_string())?;
             let kept = serde_json::to_string(&self.kept_config).map_err(|e| e.to_string())?;
@@ -262,6 +275,7 @@ impl Launcher {
                 descriptors.push(door.try_clone().map_err(failed)?);
             }
             descriptors.extend(survivor);
+            descriptors.extend(work);
             let (ours, theirs) = UnixStream::pair().map_err(failed)?;
             let limits = Limits { body_bytes: 0, descriptors: 0 };
             let frames = Frames::from_fd(&self.core, ours.into(), limits).map_err(failed)?;

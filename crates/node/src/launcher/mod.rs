@@ -36,10 +36,10 @@
 //!    threads.
 
 //!
-//! The launcher answers its node (`answers`), serves front ends (`front_door`), runs operators'
-//! requests (`operators`) and upgrades (`upgrade`, `estate`); all of these are parts of one object,
-//! [`Launcher`], so they refer to each other. It uses the rooms `ipc`, `disks` and `upgrade`, and
-//! `admin` and `start`.
+//! The launcher answers its node (`answers`), serves front ends (`front_door`), finds out which
+//! disk nodes die of (`poison`), runs operators' requests (`operators`) and upgrades (`upgrade`,
+//! `estate`); all of these are parts of one object, [`Launcher`], so they refer to each other. It
+//! uses the rooms `ipc`, `disks` and `upgrade`, and `admin` and `start`.
 
 mod answers;
 mod child;
@@ -48,6 +48,7 @@ mod estate;
 mod front_door;
 mod kept_config;
 mod operators;
+mod poison;
 #[cfg(test)]
 mod tests;
 pub(crate) mod to_node;
@@ -73,6 +74,7 @@ use self::estate::Beginning;
 pub(crate) use self::estate::{RENEWED, is_renewed};
 use self::kept_config::KeptConfig;
 use self::operators::{Operators, Order};
+use self::poison::Poison;
 use crate::admin::{self, Clients};
 use crate::config::{Config, Sandbox};
 use crate::disks::events::What;
@@ -186,6 +188,8 @@ struct Launcher {
     /// The socket at which disks of other nodes come.
     disks_door: Option<OwnedFd>,
     kept_config: KeptConfig,
+    /// The disks of which nodes have died.
+    poison: Poison,
     /// A node has served.
     has_served: Cell<bool>,
     /// The node was started from this program because the one under its name does not start.
@@ -208,7 +212,7 @@ impl Launcher {
         processors: Arc<Vec<usize>>,
         beginning: Beginning,
     ) -> Result<Rc<Launcher>, Error> {
-        let Beginning { resources, admin, open, node, changed, disks_door } = beginning;
+        let Beginning { resources, admin, open, node, poison, changed, disks_door } = beginning;
         let (admin, listener) = admin.unzip();
         let door = listener.as_ref().map(|listener| listener.as_fd().try_clone_to_owned());
         let door = door.transpose().map_err(|error| system("the admin socket", &error))?;
@@ -230,6 +234,7 @@ impl Launcher {
             nbd: config.nbd.clone(),
             disks_door,
             kept_config: KeptConfig::of(config),
+            poison,
             has_served: Cell::new(node.is_serving()),
             uses_own: Cell::new(false),
             upgrading: Cell::new(false),
@@ -275,6 +280,10 @@ impl Launcher {
             let status = self.changed.wait_for(ended).await;
             self.note_end(status);
             deaths = if self.core.now_ns() < began_ns + SOON_NS { deaths + 1 } else { 1 };
+            if self.blame(status) {
+                // The next one does not have that disk.
+                deaths = 1;
+            }
             if !self.starts_again(status, deaths).await {
                 break status;
             }
@@ -301,6 +310,27 @@ impl Launcher {
             _ => (None, None),
         };
         self.resources.events().note(What::Ended { process, signal, code });
+    }
+
+    /// Finds out which disk the node has died of, if it is one, and whether that disk is not to be
+    /// served any more.
+    fn blame(&self, status: WaitStatus) -> bool {
+        let WaitStatus::Signaled(_, signal, _) = status else { return false };
+        let node = self.current.borrow();
+        let killed = node.work.borrow().as_ref().and_then(reactor::killed_by);
+        let Some(killed) = killed.filter(|killed| killed.signal == signal as i32) else {
+            return false;
+        };
+        let open = self.open.borrow();
+        let Some(disk) = open.keys().find(|disk| reactor::work_of(disk) == killed.work) else {
+            return false;
+        };
+        tracing::error!(disk, signal = killed.signal, "the node died while it worked for a disk");
+        let Some(why) = self.poison.died_of(disk, killed.signal, self.core.now_ns()) else {
+            return false;
+        };
+        self.resources.events().note(What::StandsStill { disk: disk.clone(), why });
+        true
     }
 
     /// Removes the names of its sockets.

@@ -124,6 +124,10 @@ impl Commands for Operators {
                 launcher.changed.wait_until(|| !launcher.upgrading.get()).await;
                 Some(Order::Send { name: name.clone(), to: to.clone() })
             }
+            Request::DiskResume { name } => {
+                launcher.poison.forget(name);
+                None
+            }
             Request::Events { log, after, wait } => {
                 let events = launcher.resources.events();
                 return Ok(events.after(log.as_deref(), *after, *wait).await.to_string());

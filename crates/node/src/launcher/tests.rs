@@ -46,6 +46,7 @@ async fn launcher(core: &Core, root: &Path) -> (Rc<Launcher>, Rc<Child>) {
         admin: None,
         open: BTreeMap::new(),
         node: node.clone(),
+        poison: Poison::default(),
         changed,
         disks_door: None,
     };

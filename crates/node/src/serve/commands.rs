@@ -11,7 +11,7 @@ use super::holds::Holds;
 use super::ingestions::Ingestions;
 use crate::admin::{Commands, Request};
 use crate::disks::report;
-use crate::disks::{Detached, Disks};
+use crate::disks::{Detached, Disk, Disks};
 use crate::error::{Error, Kind};
 use crate::process::{CpuTime, resident_bytes};
 use crate::upgrade::{Upgrader, upgraded};
@@ -46,8 +46,12 @@ impl Admin {
     async fn done(&self, request: Request) -> Result<Value, Error> {
         let (core, disks) = (&self.core, &self.disks);
         match request {
-            Request::DiskList => Ok(json!({"disks": self.all(None, report::short)?})),
+            Request::DiskList => {
+                disks.refresh_space(core, None).await;
+                Ok(json!({"disks": self.all(None, report::short)?}))
+            }
             Request::DiskStat { name } => {
+                disks.refresh_space(core, name.as_deref()).await;
                 Ok(json!({"disks": self.all(name.as_deref(), report::long)?}))
             }
             Request::DiskAttach { disk, incoming } => {
@@ -81,7 +85,7 @@ impl Admin {
                 Ok(disks.limit_moves(core, bytes_per_second))
             }
             Request::DiskResume { name } => {
-                let was_paused = disks.go_on(core, &name)?;
+                let was_paused = disks.go_on(core, &name).await?;
                 Ok(json!({"name": name, "was_paused": was_paused}))
             }
             Request::Events { log, after, wait } => match disks.events() {
@@ -170,12 +174,12 @@ impl Admin {
     fn all(
         &self,
         name: Option<&str>,
-        of: impl Fn(&Disks, &crate::disks::Disk) -> Value,
+        of: impl Fn(&Disks, &Disk, Option<bdev::Space>) -> Value,
     ) -> Result<Vec<Value>, Error> {
         let mut all = Vec::new();
         self.disks.each(|disk| {
             if name.is_none_or(|name| name == disk.spec.name) {
-                all.push(of(&self.disks, disk));
+                all.push(of(&self.disks, disk, self.disks.space(&self.core, &disk.spec.name)));
             }
         });
         match name {

@@ -264,6 +264,13 @@ pub(super) async fn begin(
     }
     let hello = channel.ask(&ToLauncher::Begin { version: VERSION }, &[]).await?;
     let link = Link { channel, hello: hello.read()?, admin };
+    // A launcher of an earlier version does not know the question.
+    if let Ok(answer) = link.channel.ask(&ToLauncher::WorkPage, &[]).await
+        && let Some(page) = answer.descriptors.first()
+        && let Err(error) = reactor::note_work_in(page)
+    {
+        tracing::warn!("if a disk makes this node die, nobody will know which one: {error}");
+    }
     let mut descriptors = hello.descriptors;
     let mut last = |comes: bool| if comes { descriptors.pop() } else { None };
     let (nbd, metrics) = (last(link.hello.nbd), last(link.hello.metrics));

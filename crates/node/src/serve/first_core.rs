@@ -199,6 +199,8 @@ impl FirstCore {
         on_ready: &impl Fn(&Ready),
     ) -> Result<Reporting, Error> {
         let mut reporting = Reporting::default();
+        let watching = disks.clone().watch_space(core.clone());
+        reporting.tasks.push(core.spawn(Class::Background, watching));
         let own = |fd: &OwnedFd| fd.try_clone().ok();
         let listening = node.doors.iter().filter_map(|door| own(door.get()?)).collect();
         let link = self.link.as_ref();

@@ -209,7 +209,7 @@ async fn metrics(core: &Core, sources: &Sources) -> String {
         Some(reporter) => reporter.write(&mut text).await,
         None => node(core, sources, &mut text).await,
     }
-    report::metrics(&mut text, &sources.disks);
+    report::metrics(&mut text, core, &sources.disks);
     text.finish()
 }
 

@@ -8,7 +8,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use super::Core;
-use crate::driver::{Extent, Image, ImageOpening, MetaOp, MetaOut, SharedFile};
+use crate::driver::{Extent, Image, ImageOpening, MetaOp, MetaOut, SharedFile, Space};
 
 impl Core {
     /// Opens a disk image.
@@ -68,6 +68,19 @@ impl Core {
         match self.meta(op).await? {
             MetaOut::Extents(extents) => Ok(extents),
             other => unreachable!("a search for extents answered {other:?}"),
+        }
+    }
+
+    /// How much space an open file occupies, and how much its file system has left; `None` for a
+    /// block device. A file system that does not answer holds up only this, and the same question
+    /// about other files. Suspends.
+    ///
+    /// # Errors
+    /// As the system gives them.
+    pub async fn space(&self, file: &Arc<SharedFile>) -> io::Result<Option<Space>> {
+        match self.meta(MetaOp::Space { file: file.clone() }).await? {
+            MetaOut::Space(space) => Ok(space),
+            other => unreachable!("a question for space answered {other:?}"),
         }
     }
 

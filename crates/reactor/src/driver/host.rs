@@ -5,7 +5,8 @@
 //! One more thread only removes and closes files: the later of the two frees a file's blocks, which
 //! can take long (50 ms for 64 MiB, measured on a file system that discards them on the device),
 //! and other operations must not queue after the removal of many files. For the same reason another
-//! one only computes.
+//! one only computes, and a third one only asks file systems for their space: one that does not
+//! answer must not hold up what others are asked to do.
 
 use std::fs;
 use std::io::{self, Read};
@@ -18,7 +19,7 @@ use std::sync::Arc;
 use super::queue::Queue;
 use super::{
     DirEntry, Extent, Fd, HostFile, Image, ImageInfo, ImageOpening, MetaOp, MetaOut, Mode, Opening,
-    SharedFile,
+    SharedFile, Space,
 };
 
 type Job = Box<dyn FnOnce() + Send>;
@@ -28,6 +29,7 @@ pub(crate) struct Helpers {
     queue: Arc<Queue<Job>>,
     cleaner: Cleaner,
     work: Arc<Queue<Job>>,
+    space: Arc<Queue<Job>>,
     threads: Vec<std::thread::JoinHandle<()>>,
 }
 
@@ -38,10 +40,15 @@ impl Helpers {
             queue: Arc::new(Queue::new()),
             cleaner: Cleaner(Arc::new(Queue::new())),
             work: Arc::new(Queue::new()),
-            threads: Vec::with_capacity(threads + 2),
+            space: Arc::new(Queue::new()),
+            threads: Vec::with_capacity(threads + 3),
         };
         let names = (0..threads).map(|n| (format!("millrace-help{n}"), &helpers.queue));
-        let others = [("millrace-clean", &helpers.cleaner.0), ("millrace-work", &helpers.work)];
+        let others = [
+            ("millrace-clean", &helpers.cleaner.0),
+            ("millrace-work", &helpers.work),
+            ("millrace-space", &helpers.space),
+        ];
         let all = names.chain(others.map(|(name, queue)| (name.to_owned(), queue)));
         for (name, queue) in all.map(|(name, queue)| (name, queue.clone())).collect::<Vec<_>>() {
             let thread = std::thread::Builder::new().name(name);
@@ -61,6 +68,7 @@ impl Helpers {
         let queue = match op {
             MetaOp::Remove { .. } => &self.cleaner.0,
             MetaOp::Compute(_) => &self.work,
+            MetaOp::Space { .. } => &self.space,
             _ => &self.queue,
         };
         let cleaner = self.cleaner.clone();
@@ -74,6 +82,7 @@ impl Drop for Helpers {
         self.queue.stop();
         self.cleaner.0.stop();
         self.work.stop();
+        self.space.stop();
         for thread in self.threads.drain(..) {
             // A job that panicked ended only its own thread; its core panics on the lost answer.
             let _ = thread.join();
@@ -143,6 +152,7 @@ fn perform(op: MetaOp, cleaner: &Cleaner) -> io::Result<MetaOut> {
         MetaOp::Extents { file, range, max } => {
             Ok(MetaOut::Extents(extents(host_fd(&file)?, range, max)))
         }
+        MetaOp::Space { file } => space(host_fd(&file)?).map(MetaOut::Space),
         MetaOp::LockExclusive { path } => {
             lock_exclusive(&path).map(|fd| MetaOut::Lock(Some(Fd::Host(fd))))
         }
@@ -349,6 +359,29 @@ fn measure(fd: i32) -> io::Result<u64> {
     // SAFETY: the request writes a 64-bit number to a live place.
     uninterrupted(|| unsafe { libc::ioctl(fd, BLKGETSIZE64, &raw mut size) })?;
     Ok(size)
+}
+
+/// Unit of `st_blocks`, whatever the block of the file system.
+const STAT_BLOCK: u64 = 512;
+
+/// The space of a regular file.
+fn space(fd: i32) -> io::Result<Option<Space>> {
+    let file = stat(fd)?;
+    if file.st_mode & libc::S_IFMT != libc::S_IFREG {
+        return Ok(None);
+    }
+    // SAFETY: a plain C struct for which all zeroes is a valid value.
+    let mut stat: libc::statfs64 = unsafe { std::mem::zeroed() };
+    // SAFETY: `stat` is live.
+    uninterrupted(|| unsafe { libc::fstatfs64(fd, &raw mut stat) })?;
+    let fragment = if stat.f_frsize > 0 { stat.f_frsize } else { stat.f_bsize };
+    let bytes = |count: u64| count.saturating_mul(u64::try_from(fragment).unwrap_or(0));
+    Ok(Some(Space {
+        occupied: u64::try_from(file.st_blocks).unwrap_or(0).saturating_mul(STAT_BLOCK),
+        available: bytes(stat.f_bavail),
+        total: bytes(stat.f_blocks),
+        file_system: file.st_dev,
+    }))
 }
 
 /// The holes of a range, in at most `max` extents. What the file system does not tell is data.

@@ -269,6 +269,11 @@ pub enum MetaOp {
         /// Most extents.
         max: usize,
     },
+    /// Find out how much space an open file occupies, and how much its file system has left.
+    Space {
+        /// The file.
+        file: Arc<SharedFile>,
+    },
     /// Take an exclusive lock on a file, which is made if it is missing; refused while another
     /// holder has any lock.
     LockExclusive {
@@ -304,9 +309,24 @@ pub enum MetaOut {
     Bytes(Vec<u8>),
     /// Of `Extents`.
     Extents(Vec<Extent>),
+    /// Of `Space`; `None` for a block device.
+    Space(Option<Space>),
     /// Of `LockShared` and `LockExclusive`: the descriptor holds the lock; `None` where no lock is
     /// needed.
     Lock(Option<Fd>),
+}
+
+/// The space of a regular file, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Space {
+    /// The space that it occupies; its holes occupy none.
+    pub occupied: u64,
+    /// The space that its file system has left, for this process.
+    pub available: u64,
+    /// The size of its file system.
+    pub total: u64,
+    /// The file system: the same number for all its files.
+    pub file_system: u64,
 }
 
 /// A part of a file or of a device, of one kind.

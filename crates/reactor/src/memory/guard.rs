@@ -16,15 +16,15 @@
 //!
 //! A signal at another address goes to the previous handler.
 
-use std::sync::Once;
-use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering, compiler_fence, fence};
+use std::sync::atomic::{AtomicUsize, Ordering, compiler_fence, fence};
 
 use crate::memory::ranges::{RangeSlot, RangeTable};
+use crate::signals::Place;
+use crate::work::note_death;
 
 static RANGES: RangeTable = RangeTable::new();
 static LOSSES: AtomicUsize = AtomicUsize::new(0);
-/// The previous handler; null until ours is installed.
-static BEFORE: AtomicPtr<libc::sigaction> = AtomicPtr::new(std::ptr::null_mut());
+static PLACE: Place = Place::new();
 
 /// Keeps a `SIGBUS` in a mapping from ending the process; see the module text.
 pub struct Guard(&'static RangeSlot);
@@ -73,24 +73,8 @@ pub fn losses() -> usize {
 }
 
 /// Installs our handler before the present one, once for the process.
-fn install() {
-    static ONCE: Once = Once::new();
-    ONCE.call_once(|| {
-        // SAFETY: plain C structs for which all zeroes are valid values. The handler only does what
-        // a handler may. The previous action is kept for ever.
-        unsafe {
-            let before: &'static mut libc::sigaction = Box::leak(Box::new(std::mem::zeroed()));
-            let before = &raw mut *before;
-            libc::sigaction(libc::SIGBUS, std::ptr::null(), before);
-            BEFORE.store(before, Ordering::Release);
-            let mut ours: libc::sigaction = std::mem::zeroed();
-            let handler: extern "C" fn(i32, *mut libc::siginfo_t, *mut libc::c_void) = handle;
-            ours.sa_sigaction = handler as *const () as usize;
-            ours.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK;
-            libc::sigemptyset(&raw mut ours.sa_mask);
-            libc::sigaction(libc::SIGBUS, &raw const ours, std::ptr::null_mut());
-        }
-    });
+pub(crate) fn install() {
+    PLACE.install(libc::SIGBUS, handle);
 }
 
 /// Async-signal-safe: atomics and system calls only.
@@ -109,24 +93,10 @@ extern "C" fn handle(signal: i32, info: *mut libc::siginfo_t, context: *mut libc
             return;
         }
     }
-    // SAFETY: stored before our handler was installed, and never changed.
-    let before = unsafe { &*BEFORE.load(Ordering::Acquire) };
-    match before.sa_sigaction {
-        libc::SIG_DFL | libc::SIG_IGN => {
-            // SAFETY: `before` is live. The fault is raised again and handled as before.
-            unsafe { libc::sigaction(signal, before, std::ptr::null_mut()) };
-        }
-        handler if before.sa_flags & libc::SA_SIGINFO != 0 => {
-            // SAFETY: with this flag the field holds such a function.
-            let handler: extern "C" fn(i32, *mut libc::siginfo_t, *mut libc::c_void) =
-                unsafe { std::mem::transmute(handler) };
-            handler(signal, info, context);
-        }
-        handler => {
-            // SAFETY: without the flag the field holds such a function.
-            let handler: extern "C" fn(i32) = unsafe { std::mem::transmute(handler) };
-            handler(signal);
-        }
+    // SAFETY: the arguments are this handler's, which was installed in this place.
+    unsafe {
+        note_death(signal, info);
+        PLACE.pass_on(signal, info, context);
     }
 }
 

@@ -17,12 +17,14 @@ use super::trace::{Event, What};
 use crate::driver::remote::{CoreAddress, Remote};
 use crate::driver::{
     Extent, Fd, Image, ImageInfo, ImageOpening, MetaOp, MetaOut, Mode, Opening, SharedFile, SimFd,
-    Token,
+    Space, Token,
 };
 use crate::io::unix::are_readable;
 
 /// Bytes that a file occupies beside its contents.
 const FILE_ROOM: u64 = 512;
+/// The size of a disk without a limit.
+const UNLIMITED: u64 = 1 << 50;
 
 /// An open image. Its descriptors are the writing end of a pipe, which tells when the last of them
 /// is closed.
@@ -70,7 +72,8 @@ impl State {
             MetaOp::SetLen { file, .. }
             | MetaOp::Allocate { file, .. }
             | MetaOp::Measure { file }
-            | MetaOp::Extents { file, .. } => {
+            | MetaOp::Extents { file, .. }
+            | MetaOp::Space { file } => {
                 // By its newest name, if it is an open file of this world.
                 let own = self.file(file.fd().number());
                 changed = own.map_or_else(Default::default, |own| own.inode.borrow().path.clone());
@@ -78,6 +81,7 @@ impl State {
                     MetaOp::SetLen { .. } => 8,
                     MetaOp::Allocate { .. } => 9,
                     MetaOp::Extents { .. } => 17,
+                    MetaOp::Space { .. } => 18,
                     _ => 13,
                 };
                 (kind, &changed)
@@ -248,6 +252,14 @@ impl State {
                 let len = range.end.saturating_sub(range.start);
                 let one = (len > 0 && max > 0).then_some(Extent { len, is_hole: false });
                 Ok(MetaOut::Extents(one.into_iter().collect()))
+            }
+            MetaOp::Space { file } => {
+                let own = self.file(file.fd().number());
+                let own = own.ok_or_else(|| io::Error::from_raw_os_error(libc::EBADF))?;
+                let occupied = own.inode.borrow().room();
+                let total = self.disk.capacity.unwrap_or(UNLIMITED);
+                let available = total.saturating_sub(self.used());
+                Ok(MetaOut::Space(Some(Space { occupied, available, total, file_system: 0 })))
             }
             MetaOp::LockExclusive { path } => {
                 if self.disk.find(&path).is_err() {

@@ -128,6 +128,8 @@ pub struct Target {
     limits: Arc<DiskLimits>,
     options: TargetOptions,
     name: Arc<str>,
+    /// What its cores are working on while they work for the disk.
+    work: u64,
     stats: Vec<Arc<QueueStats>>,
     log_limits: Arc<LogLimits>,
     trouble: Arc<Trouble>,
@@ -218,6 +220,7 @@ impl Target {
             activity: DiskActivity::register(&core.local()),
             limits: Arc::default(),
             name: options.name.as_str().into(),
+            work: reactor::work_of(&options.name),
             stats: (0..options.queues).map(|_| Arc::default()).collect(),
             log_limits: Arc::default(),
             trouble: Arc::new(Trouble::new(options.on_error)),

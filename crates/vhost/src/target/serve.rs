@@ -27,12 +27,16 @@ enum Accepted {
 impl Target {
     /// Serves connections until [`Target::stop`].
     pub async fn serve(&self, door: impl Into<Door>) {
-        self.serve_all(door.into(), None).await;
+        self.core.working(self.work, self.serve_all(door.into(), None)).await;
     }
 
     /// Takes over a disk that is quiesced in another process. The disk is then quiesced here, which
     /// completes [`Target::quiesce`]. After [`Target::resume`] it is served until [`Target::stop`].
     pub async fn take_over(&self, state: &DiskState, descriptors: Vec<OwnedFd>) {
+        self.core.working(self.work, self.taken_over(state, descriptors)).await;
+    }
+
+    async fn taken_over(&self, state: &DiskState, descriptors: Vec<OwnedFd>) {
         self.order.set(Order::Quiesce);
         let (door, connection) = match self.adopt(state, descriptors) {
             Ok(adopted) => adopted,

@@ -39,6 +39,7 @@ impl StandaloneRing {
         let (handle, commands) = queue::command_queue();
         let RingStart { index, setup, memory, disk, inflight, device, stats } = start;
         let start = Start {
+            work: 0,
             disk_name: "alone".into(),
             home: core.id(),
             index,

@@ -39,6 +39,7 @@ pub(super) fn start_with(
 ) -> (RingHandle, JoinHandle<RingEnd>) {
     let (handle, commands) = queue::command_queue();
     let start = Start {
+        work: 0,
         disk_name: name.into(),
         home: core.id(),
         index: 0,

@@ -26,7 +26,7 @@ mod job;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
-use reactor::{Core, Extent, Image, ImageOpening, MappedFile, Mapping, Mode};
+use reactor::{Core, Extent, Image, ImageOpening, MappedFile, Mapping, Mode, Space};
 
 use crate::error::{Error, ErrorKind};
 use crate::geometry::{DISCARD_MAX, Geometry, SEGMENTS, ZEROES_MAX};
@@ -135,6 +135,11 @@ impl FileDevice {
     pub async fn extents(&self, core: &Core, offset: u64, len: u64, max: usize) -> Vec<Extent> {
         let range = offset..offset + len;
         core.extents(&self.image.file, range, max).await.unwrap_or_default()
+    }
+
+    /// The space of a regular file.
+    pub async fn space(&self, core: &Core) -> Option<Space> {
+        core.space(&self.image.file).await.ok().flatten()
     }
 
     pub async fn resize(&self, core: &Core, size: u64) -> Result<(), Error> {

@@ -95,6 +95,7 @@ impl Connection<'_> {
         let parts = &self.rings[usize::from(index)];
         let start = Start {
             disk_name: target.name.clone(),
+            work: target.work,
             home: target.core.id(),
             index,
             setup: Setup {
@@ -132,7 +133,10 @@ impl Connection<'_> {
         let there = (target.options.first_core + usize::from(index)) % target.core.cores();
         let (core, events) = (target.core.clone(), target.events.clone());
         target.core.spawn(Class::Control, async move {
-            let run = move |core: &Core| queue::run(core.clone(), start, commands);
+            let run = move |core: &Core| {
+                let core = core.clone();
+                async move { core.working(start.work, queue::run(core.clone(), start, commands)).await }
+            };
             let ended = core.spawn_on(there, Class::Control, run).await;
             events.ended.borrow_mut().push_back(ended);
             events.changed.notify_all();

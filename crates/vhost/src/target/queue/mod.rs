@@ -73,6 +73,8 @@ const IDLE_KICKS: u32 = 4096;
 /// The arguments of a ring.
 pub(crate) struct Start {
     pub disk_name: Arc<str>,
+    /// What the core is working on while it works for the disk.
+    pub work: u64,
     /// The core of the disk.
     pub home: usize,
     pub index: u16,
@@ -191,6 +193,7 @@ async fn until_stop(commands: &mut CommandQueue, hold: Option<Hold>) {
 struct Queue {
     core: Core,
     disk_name: Arc<str>,
+    work: u64,
     home: usize,
     index: u16,
     ring: Ring,
@@ -304,6 +307,7 @@ impl Queue {
         let queue = Queue {
             core: core.clone(),
             disk_name,
+            work: start.work,
             home: start.home,
             index,
             ring,
@@ -602,7 +606,11 @@ struct QueuePoller(Rc<RefCell<Queue>>);
 
 impl Poller for QueuePoller {
     fn poll(&mut self) -> bool {
-        self.0.borrow_mut().turn()
+        let queue = &mut *self.0.borrow_mut();
+        let before = queue.core.work_on(queue.work);
+        let worked = queue.turn();
+        queue.core.work_on(before);
+        worked
     }
 
     fn pure_check(&mut self) -> bool {
