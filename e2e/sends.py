@@ -14,6 +14,9 @@ import millrace
 from test_admin import Node
 
 MIB = 1 << 20
+# Kinds of frames: docs/formats/transfer.md.
+HEADER_BYTES = 40
+HELLO, WRITE, CLEAR, COMPARE, FLUSH, OWN, RETURN, ABANDON = range(1, 9)
 
 
 class Store(Node):
@@ -108,6 +111,10 @@ class Between:
         self.back_flows.set()
         # Bytes per second towards the destination.
         self.rate = None
+        # A kind of frame at which everything stops, and whether that frame is delivered. `held` is set then.
+        self.hold, self.delivers = None, False
+        self.held = threading.Event()
+        self.kinds = []
 
     def __enter__(self):
         threading.Thread(target=self._accept, daemon=True).start()
@@ -146,7 +153,7 @@ class Between:
         passed = 0
         flows = self.flows if towards else self.back_flows
         with contextlib.suppress(OSError):
-            while data := source.recv(1 << 16):
+            for data in self._pieces(source, towards):
                 flows.wait()
                 passed += len(data)
                 if towards:
@@ -166,6 +173,41 @@ class Between:
         for one in (source, sink):
             with contextlib.suppress(OSError):
                 one.shutdown(socket.SHUT_RDWR)
+
+    def _pieces(self, source, towards):
+        """What comes, towards the destination by frames. Stops everything at the frame that is to be held."""
+        rest = b""
+        while data := source.recv(1 << 16):
+            if not towards:
+                yield data
+                continue
+            rest += data
+            while len(rest) >= HEADER_BYTES:
+                if rest[:4] != b"MRDT":
+                    # TLS.
+                    yield rest
+                    rest = b""
+                    break
+                length = HEADER_BYTES + int.from_bytes(rest[32:36], "little")
+                if len(rest) < length:
+                    break
+                frame, rest = rest[:length], rest[length:]
+                self.kinds.append(frame[4])
+                if frame[4] == self.hold:
+                    self.hold = None
+                    self.back_flows.clear()
+                    if self.delivers:
+                        yield frame
+                        self.held.set()
+                        continue
+                    self.flows.clear()
+                    self.held.set()
+                yield frame
+
+    def hold_at(self, kind, delivers):
+        """Stops everything at the next frame of this kind: before it is delivered, or when it was."""
+        self.held.clear()
+        self.delivers, self.hold = delivers, kind
 
     def cut(self):
         """Ends all connections that there are."""
@@ -188,6 +230,7 @@ class Between:
         self.back_flows.clear()
 
     def go_on(self):
-        self.refuses = False
+        """Delivers again what comes, and what was held."""
+        self.refuses, self.hold = False, None
         self.flows.set()
         self.back_flows.set()
