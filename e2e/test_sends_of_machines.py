@@ -1,0 +1,298 @@
+"""Disks follow machines that migrate to other nodes, with real guests that verify what they read."""
+
+import contextlib
+import filecmp
+import json
+import os
+import re
+import signal
+import time
+
+import guest
+import migration
+import millrace
+import pytest
+from sends import FLUSH, OWN, Between, Store
+from test_disks import image
+
+TICK = r"GUEST TICK ops=[1-9]\d*"
+MIB = 1 << 20
+
+
+class Places:
+    """Two nodes, an image for each, and a machine whose disk moves between them."""
+
+    def __init__(self, tmp_path, stack, *, size=64, flags=(), uri="file:{}", secs=10, between=False, **words):
+        self.tmp_path, self.stack = tmp_path, stack
+        self.words = dict(queues=2, processors=2, mode="load", secs=secs, mib=8, holes="holes", then="stay") | words
+        self.nodes = [stack.enter_context(Store(tmp_path, name, *flags)) for name in ("here", "there")]
+        self.images = [image(tmp_path / f"{name}.img", size) for name in ("here", "there")]
+        self.uris = [uri.format(path) for path in self.images]
+        self.between = {node: stack.enter_context(Between(node.port)) for node in self.nodes} if between else None
+        self.nodes[0].attach(self.uris[0])
+        self.machines = 1
+        self.vm = stack.enter_context(guest.Guest(tmp_path / "vm-0", self.nodes[0].socket(), **self.words))
+        self.vm.wait_for(TICK)
+
+    @property
+    def here(self):
+        return self.nodes[0]
+
+    @property
+    def there(self):
+        return self.nodes[1]
+
+    @property
+    def way(self):
+        """The proxy on the way there."""
+        return self.between[self.there]
+
+    def send(self, *words):
+        return self.here.send(self.there, "a", *words, port=self.way.port if self.between else None)
+
+    def prepare(self, wait=True):
+        """Sends the disk there until the move is ready."""
+        if "a" in self.there.disks():
+            self.there.do("detach", "a", "--force")
+        self.there.awaits(self.uris[1])
+        with contextlib.suppress(AssertionError):
+            # Until the source of a move that has ended does not connect again.
+            guest.wait_for("an old source", lambda: self.there.transfer()["id"] is not None, 3 if self.machines > 2 else 0)
+            self.there.do("move", "a", "--abort")
+        said = self.send(*([] if wait else ["--background"]))
+        assert not wait or "is ready: migrate its machine now" in said
+
+    def arrive(self, at):
+        """A machine that waits for the migration."""
+        self.machines += 1
+        return self.stack.enter_context(guest.Guest(self.tmp_path / f"vm-{self.machines}", self.there.socket(), incoming=at, **self.words))
+
+    def turn(self):
+        """What was there is here."""
+        self.nodes.reverse()
+        self.images.reverse()
+        self.uris.reverse()
+
+    def ticks(self, vm=None, more=1):
+        vm = vm or self.vm
+        vm.wait_for(TICK, times=vm.text().count("GUEST TICK") + more)
+
+    def migrate(self, before=None, arm=lambda: None):
+        """The machine moves, and its disk with it; QEMU sometimes spoils a move, and then both go back and try again."""
+        went = self.vm
+        nth = 0
+
+        def arrive(at):
+            nonlocal nth
+            nth += 1
+            if nth > 1:
+                if self.between:
+                    self.way.go_on()
+                self.send_again()
+            arm()
+            return self.arrive(at)
+
+        self.vm = migration.move(went, arrive, arrived=before)
+        self.there.until_stage("begun")
+        self.here.until_stage("sent")
+        self.ticks()
+        self.turn()
+
+    def send_again(self):
+        """After a migration that has failed. The machine runs here, and the disk is here, too."""
+        self.here.until_stage(None, "sending")
+        if self.here.stage() is None:
+            # Until the destination of a disk that was taken back forgets the move.
+            self.there.do("move", "a", "--abort")
+            self.send()
+        self.here.until("ready")
+
+    def finish(self):
+        """The guest ends its load, and compares all of its disk."""
+        self.vm.wait_for(r"GUEST LOAD OK", timeout=240)
+        checked = self.vm.wait_for(r"GUEST CHECKED ops=(\d+) swept=(\d+) slowest_ms=(\d+)")
+        for node in self.nodes:
+            assert "panicked" not in node.said()
+        return int(checked[3])
+
+
+@pytest.fixture
+def places(tmp_path):
+    with contextlib.ExitStack() as stack:
+        yield lambda **words: Places(tmp_path, stack, **words)
+
+
+@pytest.mark.parametrize("packed", [False, True], ids=["split", "packed"])
+def test_a_guest_loses_nothing_while_it_moves_to_and_fro_with_its_disk(places, packed, long):
+    if packed and not long:
+        pytest.skip("--long moves packed rings, too")
+    moves = 20 if long else 3
+    on = places(secs=10 + 12 * moves, packed=packed)
+    for nth in range(moves):
+        on.prepare()
+        on.migrate()
+        moved = on.there.status()
+        print(f"move {nth + 1}: its guest waited {moved['pause_us']} us at the source; {moved['sent_bytes'] >> 20} MiB in {moved['seconds']:.1f} s")
+        assert on.there.elsewhere().startswith("has moved to") and on.here.elsewhere() is None
+    slowest = on.finish()
+    print(f"slowest request in the guest: {slowest} ms")
+    on.vm.quit()
+
+
+def test_the_disk_is_the_same_after_a_move(places):
+    """Images are compared: the destination's before the guest begins there."""
+    on = places(secs=14)
+    on.prepare()
+    compared = []
+
+    def before(_):
+        # The source may not have heard yet that the destination owns it.
+        on.here.until_stage("sent", "given")
+        on.there.until_stage("whole")
+        compared.append(filecmp.cmp(*on.images, shallow=False))
+
+    on.migrate(before)
+    assert compared and all(compared)
+    assert on.there.happened().count("moved") >= 1 and "begun" in on.here.happened()
+    on.finish()
+
+
+# ---------------------------------------------------------------------------------------------- migrations that fail
+
+
+def begin(on, bandwidth=4_000_000):
+    """Begins a migration; returns the machine at which it arrives."""
+    arrives = on.arrive(on.tmp_path / f"arrives-{on.machines}")
+    on.vm.begin_migration(on.tmp_path / f"arrives-{on.machines - 1}", bandwidth=bandwidth)
+    guest.wait_for("memory on its way", lambda: on.vm.migration().get("ram", {}).get("transferred", 0) > 4_000_000)
+    return arrives
+
+
+@pytest.mark.parametrize("how", ["cancelled", "destination killed"])
+def test_a_migration_that_fails_while_memory_is_sent_leaves_the_disk_here(places, how):
+    on = places(secs=25)
+    on.prepare()
+    for nth in range(2):
+        arrives = begin(on)
+        if how == "cancelled":
+            on.vm.qmp.do("migrate_cancel")
+        arrives.kill()
+        guest.wait_for("QEMU", lambda: on.vm.qmp.do("query-migrate")["status"] in ("cancelled", "failed"))
+        assert on.vm.status() == "running"
+        on.ticks()
+        assert on.here.stage() == "sending" and on.here.elsewhere() is None and on.there.stage() == "incoming"
+    # A machine that is paused for another reason keeps its disk.
+    on.vm.stop()
+    time.sleep(0.5)
+    assert on.here.stage() == "sending"
+    on.vm.cont()
+    on.here.until("ready")
+    on.migrate()
+    on.finish()
+
+
+def test_a_machine_that_continues_at_the_source_gets_its_disk_back(places):
+    """The migration has succeeded and the disk has moved, but the destination is lost before the guest has begun there."""
+    on = places(secs=25)
+    on.prepare()
+    for nth in range(2):
+        arrives = begin(on, guest.FAST)
+        on.vm.end_migration(early=True)
+        on.here.until_stage("sent")
+        assert on.there.stage() == "whole"
+        arrives.kill()
+        on.vm.cont()
+        on.ticks(more=2)
+        assert on.here.elsewhere() is None and on.here.stage() is None and on.there.stage() == "incoming"
+        assert "taken-back" in on.here.happened()
+        on.send_again()
+    on.migrate()
+    on.finish()
+
+
+def test_a_machine_that_continues_at_both_ends_has_its_disk_at_one(places):
+    """An operator's mistake: the guest has begun at the destination, and the source's machine is resumed."""
+    on = places(secs=15)
+    on.prepare()
+    arrives = begin(on, guest.FAST)
+    on.vm.end_migration(early=True)
+    arrives.cont()
+    on.there.until_stage("begun")
+    before = on.here.disks("stat")["a"]["completions"]
+    on.vm.cont()
+    guest.wait_for("the event", lambda: "elsewhere" in on.here.happened())
+    time.sleep(2)
+    assert on.here.disks("stat")["a"]["completions"] == before and on.here.stage() == "sent"
+    assert "its guest has begun at" in on.here.refuses("move", "a", "--abort")
+
+
+@pytest.mark.parametrize("when", ["ready", "moved"])
+def test_the_source_machine_is_killed(places, when):
+    on = places(secs=20)
+    on.prepare()
+    if when == "ready":
+        arrives = begin(on)
+        on.vm.kill()
+        arrives.kill()
+        time.sleep(0.5)
+        assert on.here.stage() == "sending" and on.here.elsewhere() is None
+        # The machine starts again where its disk is.
+        on.vm = on.stack.enter_context(guest.Guest(on.tmp_path / "again", on.here.socket(), **on.words))
+        on.vm.wait_for(TICK)
+        on.here.until("ready")
+        on.migrate()
+        on.finish()
+    else:
+        on.migrate(before=lambda _: on.vm.kill())
+        on.finish()
+
+
+# ------------------------------------------------------------------------------------------------------- deaths and cuts
+
+ACCIDENTS = {
+    "the source's node dies": lambda on: on.here.kill_node(),
+    "the source dies with its launcher": lambda on: on.here.restart(),
+    "the destination's node dies": lambda on: on.there.kill_node(),
+    "the destination dies with its launcher": lambda on: on.there.restart(),
+    "the connection is cut": lambda on: on.way.cut(),
+}
+PHASES = ["copying", "ready", "stopped", "given", "owned"]
+
+
+@pytest.mark.parametrize("phase", PHASES)
+@pytest.mark.parametrize("accident", ACCIDENTS)
+def test_a_move_survives(places, accident, phase, long):
+    """The move goes on by itself. In `stopped` the guest has stopped and the rest is not durable yet, in `given` the destination
+    has not heard that the disk is its own, and in `owned` the source has not heard that the destination knows."""
+    times = 6 if long else 1
+    strike = ACCIDENTS[accident]
+    on = places(secs=8 + 15 * times, between=True)
+    for _ in range(times):
+        if phase == "copying":
+            on.here.do("move", "--limit", "2M")
+            on.prepare(wait=False)
+            guest.wait_for("some of it", lambda: on.here.status().get("copied_bytes"))
+            assert on.here.status()["stage"] == "copying"
+            strike(on)
+            on.here.do("move", "--limit", "0")
+            on.ticks(more=2)
+        else:
+            on.prepare()
+        if phase == "ready":
+            strike(on)
+            on.ticks(more=2)
+        if phase in ("copying", "ready"):
+            guest.wait_for("the next node", lambda: on.here.status()["stage"] is not None)
+            on.here.until("ready")
+            on.migrate()
+            continue
+
+        def struck(_):
+            assert on.way.held.wait(20), on.here.said()[-2000:]
+            expected = {"stopped": ("sending", "incoming"), "given": ("given", "incoming"), "owned": ("given", "whole")}[phase]
+            guest.wait_for(expected, lambda: (on.here.stage(), on.there.stage()) == expected, 20)
+            strike(on)
+            on.way.go_on()
+
+        on.migrate(before=struck, arm=lambda: on.way.hold_at(FLUSH if phase == "stopped" else OWN, phase != "given"))
+    on.finish()
