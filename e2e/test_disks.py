@@ -281,7 +281,7 @@ def test_a_guest_moves_to_another_node_and_back(tmp_path, packed, long):
     with contextlib.ExitStack() as stack:
         nodes = []
         for name in "ab":
-            uri = f"delay:all=0ms..500ms|file:{shared}?lock=off"
+            uri = f"delay:all=0ms..500ms|file:{shared}?lock=ring"
             spec = f"name={name} uri={uri} socket={tmp_path / name}.sock queues=4"
             nodes.append(stack.enter_context(Disks(tmp_path / f"{name}.log", spec, flags=["--log-level", "debug"])))
         vm = stack.enter_context(guest.Guest(tmp_path / "vm-a", nodes[0].sockets[0], **words))
@@ -361,7 +361,7 @@ def test_a_guest_moves_between_upgraded_nodes(tmp_path, long):
     with contextlib.ExitStack() as stack:
         here, there = (
             stack.enter_context(
-                Disks(tmp_path / f"{name}.log", f"name={name} uri=file:{shared}?lock=off socket={tmp_path / name}.sock queues=4")
+                Disks(tmp_path / f"{name}.log", f"name={name} uri=file:{shared}?lock=ring socket={tmp_path / name}.sock queues=4")
             )
             for name in "ab"
         )

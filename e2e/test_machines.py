@@ -239,7 +239,7 @@ def test_a_kill_while_a_migrating_machine_sends_its_memory(tmp_path):
             stack.enter_context(
                 Disks(
                     tmp_path / f"{name}.log",
-                    f"name={name} uri=delay:all=0ms..5ms|file:{shared}?lock=off socket={tmp_path / name}.sock queues=4",
+                    f"name={name} uri=delay:all=0ms..5ms|file:{shared}?lock=ring socket={tmp_path / name}.sock queues=4",
                 )
             )
             for name in "ab"

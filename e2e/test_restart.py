@@ -127,7 +127,7 @@ def test_a_machine_moves_while_both_nodes_are_killed(tmp_path, long):
             stack.enter_context(
                 Disks(
                     tmp_path / f"{name}.log",
-                    f"name={name} uri=delay:all=0ms..5ms|file:{shared}?lock=off socket={tmp_path / name}.sock queues=4",
+                    f"name={name} uri=delay:all=0ms..5ms|file:{shared}?lock=ring socket={tmp_path / name}.sock queues=4",
                 )
             )
             for name in "ab"

@@ -4,7 +4,7 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use reactor::{Core, UnixPackets};
+use reactor::{Core, ImageLock, UnixPackets};
 
 use crate::channel::Channel;
 use crate::devices::file::FileDevice;
@@ -368,6 +368,37 @@ impl Bdev {
             Device::File(file) => file.set_flush_failed(),
             Device::Nbd(nbd) => nbd.set_flush_failed(),
             _ => {}
+        }
+    }
+
+    /// Whether the image is to be locked only while a virtual machine uses it (`lock=ring`).
+    pub fn locks_for_use(&self) -> bool {
+        matches!(self.lowest().device(), Device::File(file) if file.lock().is_some())
+    }
+
+    /// Locks the image for its use, if [`Bdev::locks_for_use`]. Doing it again does no harm.
+    /// Suspends.
+    ///
+    /// # Errors
+    /// `Busy` when another process has locked it; others as the system gives them.
+    pub async fn lock(&self, core: &Core) -> Result<(), Error> {
+        match self.lowest().device() {
+            Device::File(file) => match file.lock() {
+                Some(lock) => file.set_lock(core, lock).await,
+                None => Ok(()),
+            },
+            _ => Ok(()),
+        }
+    }
+
+    /// Unlocks the image after its use, when none of this device's operations is in flight.
+    /// Suspends.
+    pub async fn unlock(&self, core: &Core) {
+        if let Device::File(file) = self.lowest().device()
+            && file.lock().is_some()
+        {
+            // On an error the lock ends with the open file.
+            let _ = file.set_lock(core, ImageLock::None).await;
         }
     }
 

@@ -61,4 +61,4 @@ pub use task_channel::TaskChannel;
 #[cfg(feature = "testing")]
 #[doc(hidden)]
 pub use uri::fuzz as fuzz_uri;
-pub use uri::{file_uri, image_of, is_remote, parse_rate, uri_under};
+pub use uri::{file_uri, image_of, is_remote, locks_for_use, parse_rate, uri_under};

@@ -107,6 +107,7 @@ fn list(node: &NodeArgs) -> Result<(), Failure> {
             (Some(("stands_still", _)), _) => "stands still",
             (Some((kind, _)), _) => kind,
             _ if disk["elsewhere"].is_string() => "elsewhere",
+            _ if disk["waits_for_lock"] == true => "waits",
             _ if disk["paused"] == true => "paused",
             (_, Some(true)) => "connected",
             _ => "-",

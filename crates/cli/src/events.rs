@@ -131,7 +131,7 @@ fn details(name: &str, event: &Value) -> String {
         }
         "move-failed" | "elsewhere" => format!("{}: {}", text("uri"), text("why")),
         "writes-limited" => format!("to {} a second", Size(number("bytes_per_second"))),
-        "not-opened" | "paused" | "stands-still" => text("why"),
+        "not-opened" | "paused" | "stands-still" | "lock-awaited" => text("why"),
         "resized" => {
             format!("{} instead of {}", Size(number("size_bytes")), Size(number("old_size_bytes")))
         }

@@ -45,7 +45,7 @@ mod work;
 pub use bell::Bell;
 pub use core::{Core, JoinHandle, OtherProcess, OwnedTask, Sleep};
 pub use driver::{
-    DirEntry, Extent, Image, ImageInfo, ImageOpening, LockGuard, Mode, Opening, Program,
+    DirEntry, Extent, Image, ImageInfo, ImageLock, ImageOpening, LockGuard, Mode, Opening, Program,
     SharedFile, Space,
 };
 pub use flow::FlowReport;

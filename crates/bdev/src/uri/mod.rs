@@ -42,6 +42,17 @@ pub(crate) enum Engine {
     Sync,
 }
 
+/// When the image of a file is locked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Lock {
+    /// As long as it is open.
+    Open,
+    /// While a virtual machine uses it: see [`Bdev::lock`](crate::Bdev::lock).
+    Ring,
+    /// Never.
+    Never,
+}
+
 /// A device below all layers.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Base {
@@ -52,7 +63,7 @@ pub(crate) enum Base {
         read_only: bool,
         /// `None`: direct if the file system supports it.
         direct: Option<bool>,
-        lock: bool,
+        lock: Lock,
         block: Option<u32>,
     },
     Mem {
@@ -201,7 +212,12 @@ fn file(body: &str, mut params: Params) -> Result<Base, Error> {
         "auto" => Ok(None),
         _ => switch(text).map(Some).map_err(|_| "must be on, off or auto".to_owned()),
     })?;
-    let lock = params.take("lock", switch)?;
+    let lock = params.take("lock", |text| match text {
+        "ring" => Ok(Lock::Ring),
+        _ => switch(text)
+            .map(|on| if on { Lock::Open } else { Lock::Never })
+            .map_err(|_| "must be on, ring or off".to_owned()),
+    })?;
     let block = params.take("block", block)?;
     params.end("file", "engine, write, readonly, direct, lock, block")?;
     let (engine, direct) = (engine.unwrap_or(Engine::Uring), direct.flatten());
@@ -222,7 +238,7 @@ fn file(body: &str, mut params: Params) -> Result<Base, Error> {
         fua: fua.unwrap_or(false),
         read_only: read_only.unwrap_or(false),
         direct,
-        lock: lock.unwrap_or(true),
+        lock: lock.unwrap_or(Lock::Open),
         block,
     })
 }
@@ -279,6 +295,12 @@ pub(crate) fn nbd_of(uri: &str) -> Option<NbdExport> {
         Base::Nbd(export) => Some(export),
         _ => None,
     }
+}
+
+/// Whether the image of a URI is locked only while a virtual machine uses it.
+pub fn locks_for_use(uri: &str) -> bool {
+    let spec = uri.parse::<Spec>();
+    spec.is_ok_and(|spec| matches!(spec.base, Base::File { lock: Lock::Ring, .. }))
 }
 
 /// For fuzzers: an invalid URI is refused with a text, and a valid one names the same device from
@@ -347,7 +369,7 @@ mod tests {
             fua: false,
             read_only: false,
             direct: None,
-            lock: true,
+            lock: Lock::Open,
             block: None,
         };
         assert_eq!(parse("file:vm1.img"), Spec { base: expected, layers: Vec::new() });
@@ -358,7 +380,7 @@ mod tests {
             unreachable!()
         };
         assert_eq!((engine, fua, read_only), (Engine::Sync, true, true));
-        assert_eq!((direct, lock, block), (Some(false), false, Some(4096)));
+        assert_eq!((direct, lock, block), (Some(false), Lock::Never, Some(4096)));
     }
 
     #[test]

@@ -108,6 +108,10 @@ impl Disks {
             )
             .hint("start the node with --state DIR"));
         }
+        if incoming && bdev::locks_for_use(&spec.uri) {
+            return Err(usage("a disk that comes from another node is locked all the time".into())
+                .hint("attach it with lock=on"));
+        }
         // Before it is served, and also if it was left by an attach that has failed.
         let transfer = incoming.then_some(Transfer::Incoming { id: None });
         if incoming || self.transfers.borrow().contains_key(&spec.name) {
@@ -315,6 +319,17 @@ impl Disks {
         Ok(true)
     }
 
+    /// Refuses to move a disk from or to an image that is locked only while a guest uses it: while
+    /// it is copied another node could change it.
+    pub fn refuse_ring_lock(&self, name: &str, uri: &str) -> Result<(), Error> {
+        let from = self.target(name)?.device().locks_for_use();
+        if !from && !bdev::locks_for_use(uri) {
+            return Ok(());
+        }
+        let what = format!("disk {name}: a disk is not moved from or to an image with lock=ring");
+        Err(Error::new(Kind::Usage, what).hint("attach it with lock=on"))
+    }
+
     /// Changes the size of a disk, in bytes, and tells its guest. Returns the old size. Suspends.
     ///
     /// # Errors
@@ -331,6 +346,11 @@ impl Disks {
         let target = self.target(name)?;
         self.unless_moving(name)?;
         self.unless_elsewhere(name)?;
+        if !target.may_change() {
+            let what = format!("disk {name}: its image is not locked (lock=ring)");
+            let hint = "resize it while its machine runs at this node";
+            return Err(Error::new(Kind::Usage, what).hint(hint));
+        }
         let old = target.device().size_bytes();
         if size_bytes < old && !shrink {
             let what = format!(

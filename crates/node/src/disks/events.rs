@@ -90,6 +90,8 @@ pub(crate) enum What {
     Paused { disk: String, why: String },
     /// A disk is not served any more, because the node has died of it again and again.
     StandsStill { disk: String, why: String },
+    /// The guest of a disk waits for the image's lock.
+    LockAwaited { disk: String, why: String },
     /// An operator lets a disk go on that has paused or stands still.
     Resumed { disk: String },
     /// A device has failed a request.
@@ -124,6 +126,7 @@ impl What {
                 let (request, why) = (kind.name().to_owned(), reason(no_space));
                 What::DeviceError { disk, ring, request, offset, bytes: len, why }
             }
+            DiskEvent::LockAwaited { why } => What::LockAwaited { disk, why },
             DiskEvent::Paused { no_space } => What::Paused { disk, why: reason(no_space) },
         }
     }
@@ -184,6 +187,7 @@ impl What {
             What::NotOpened { disk, why }
             | What::Paused { disk, why }
             | What::StandsStill { disk, why }
+            | What::LockAwaited { disk, why }
             | What::ConnectionClosed { disk, why, .. }
             | What::RingBroken { disk, why, .. } => vec![disk, why],
             What::DeviceError { disk, request, why, .. } => vec![disk, request, why],

@@ -54,7 +54,8 @@ impl nbd::Disk for ExportedDisk {
 
     fn is_taken(&self) -> bool {
         // Requests of a guest that wait for the predecessor will be executed, too.
-        self.0.is_connected() || self.0.holds()
+        // So may those of a guest elsewhere, if the image is locked only while a guest uses it.
+        self.0.is_connected() || self.0.holds() || self.0.device().locks_for_use()
     }
 }
 

@@ -114,6 +114,7 @@ pub(crate) fn short(disks: &Disks, disk: &Disk, space: Option<Space>) -> Value {
             value["read_only"] = geometry.read_only.into();
             value["connected"] = serving.target.is_connected().into();
             value["paused"] = serving.target.is_paused().into();
+            value["waits_for_lock"] = serving.target.waits_for_lock().into();
             value["occupied_bytes"] = space.map(|space| space.occupied).into();
             value["available_bytes"] = space.map(|space| space.available).into();
         }

@@ -68,6 +68,7 @@ impl Admin {
                 Ok(json!({"name": name, "old_size_bytes": old, "size_bytes": size_bytes}))
             }
             Request::DiskMove { name, uri, finish } => {
+                disks.refuse_ring_lock(&name, &uri)?;
                 disks.begin_move(core, &name, &uri, finish).await
             }
             Request::DiskMoves { name } => {
@@ -79,6 +80,7 @@ impl Admin {
             Request::DiskMoveFinish { name } => disks.finish_move(core, &name),
             Request::DiskMoveAbort { name, force } => disks.abort_move(core, &name, force).await,
             Request::DiskSend { name, to, finish } => {
+                disks.refuse_ring_lock(&name, "")?;
                 disks.begin_send(core, &name, to, finish).await
             }
             Request::DiskMoveLimit { bytes_per_second } => {

@@ -8,7 +8,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use super::Core;
-use crate::driver::{Extent, Image, ImageOpening, MetaOp, MetaOut, SharedFile, Space};
+use crate::driver::{Extent, Image, ImageLock, ImageOpening, MetaOp, MetaOut, SharedFile, Space};
 
 impl Core {
     /// Opens a disk image.
@@ -69,6 +69,16 @@ impl Core {
             MetaOut::Extents(extents) => Ok(extents),
             other => unreachable!("a search for extents answered {other:?}"),
         }
+    }
+
+    /// Locks an open image that was opened without a lock, or unlocks it. The lock belongs to the
+    /// open file, also in another process that has it. Repeating it does no harm. Suspends.
+    ///
+    /// # Errors
+    /// `WouldBlock` when another open file has a lock that excludes this one; others as the system
+    /// gives them. A simulated image cannot be locked later.
+    pub async fn lock_image(&self, file: &Arc<SharedFile>, lock: ImageLock) -> io::Result<()> {
+        self.meta_done(MetaOp::LockImage { file: file.clone(), lock }).await
     }
 
     /// How much space an open file occupies, and how much its file system has left; `None` for a

@@ -18,8 +18,8 @@ use std::sync::Arc;
 
 use super::queue::Queue;
 use super::{
-    DirEntry, Extent, Fd, HostFile, Image, ImageInfo, ImageOpening, MetaOp, MetaOut, Mode, Opening,
-    SharedFile, Space,
+    DirEntry, Extent, Fd, HostFile, Image, ImageInfo, ImageLock, ImageOpening, MetaOp, MetaOut,
+    Mode, Opening, SharedFile, Space,
 };
 
 type Job = Box<dyn FnOnce() + Send>;
@@ -151,6 +151,14 @@ fn perform(op: MetaOp, cleaner: &Cleaner) -> io::Result<MetaOut> {
         }
         MetaOp::Extents { file, range, max } => {
             Ok(MetaOut::Extents(extents(host_fd(&file)?, range, max)))
+        }
+        MetaOp::LockImage { file, lock } => {
+            let kind = match lock {
+                ImageLock::Exclusive => libc::F_WRLCK,
+                ImageLock::Shared => libc::F_RDLCK,
+                ImageLock::None => libc::F_UNLCK,
+            };
+            lock_open(host_fd(&file)?, kind).map(|()| MetaOut::Done)
         }
         MetaOp::Space { file } => space(host_fd(&file)?).map(MetaOut::Space),
         MetaOp::LockExclusive { path } => {
@@ -667,12 +675,17 @@ pub(crate) fn unlock(file: &OwnedFd) {
 /// spelled; and closing another descriptor of the file, which silently ends a process's locks on
 /// it, does not end our lock.
 fn lock(file: &OwnedFd, kind: i32) -> io::Result<()> {
+    lock_open(file.as_raw_fd(), kind)
+}
+
+/// The same, by number.
+fn lock_open(fd: i32, kind: i32) -> io::Result<()> {
     // SAFETY: a plain C struct for which all zeroes is a valid value.
     let mut lock: libc::flock = unsafe { std::mem::zeroed() };
     lock.l_type = kind as i16;
     lock.l_whence = libc::SEEK_SET as i16;
     // SAFETY: `lock` is live and the command takes a pointer to it.
-    if unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &raw const lock) } != 0 {
+    if unsafe { libc::fcntl(fd, libc::F_OFD_SETLK, &raw const lock) } != 0 {
         let error = io::Error::last_os_error();
         return Err(match error.raw_os_error() {
             Some(libc::EAGAIN | libc::EACCES) => io::ErrorKind::WouldBlock.into(),

@@ -18,6 +18,17 @@ pub struct ImageOpening {
     pub lock: bool,
 }
 
+/// A lock of an open image.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ImageLock {
+    /// Excludes all other users.
+    Exclusive,
+    /// Excludes all writers.
+    Shared,
+    /// Excludes nobody.
+    None,
+}
+
 /// Properties of an image. Sizes are in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ImageInfo {

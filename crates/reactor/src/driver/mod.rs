@@ -39,7 +39,7 @@ pub(crate) mod sim;
 pub(crate) mod uring;
 
 pub use descriptor::{Fd, HostFile, LockGuard, SimFd};
-pub use image::{Image, ImageInfo, ImageOpening};
+pub use image::{Image, ImageInfo, ImageLock, ImageOpening};
 pub use program::Program;
 pub use shared_file::{Mode, Opening, SharedFile};
 pub use uring::UringDriver;
@@ -273,6 +273,13 @@ pub enum MetaOp {
     Space {
         /// The file.
         file: Arc<SharedFile>,
+    },
+    /// Lock an open file as a whole, or unlock it: as [`ImageOpening::lock`].
+    LockImage {
+        /// The file.
+        file: Arc<SharedFile>,
+        /// The lock; refused while another holder has one that it excludes.
+        lock: ImageLock,
     },
     /// Take an exclusive lock on a file, which is made if it is missing; refused while another
     /// holder has any lock.

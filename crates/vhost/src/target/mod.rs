@@ -59,13 +59,14 @@
 //!
 //! `stats`, `log_limit`, `observer`, `trouble`, `share`, `limits`, `disk`, `unsent`, `link` and
 //! `door` use none of the others but the one before; `queue` uses the first seven. `serve`,
-//! `handover` and `connection` are parts of the target: they use its state, which is in this file,
-//! and this file calls them. The room uses all others.
+//! `handover`, `image_lock` and `connection` are parts of the target: they use its state, which is
+//! in this file, and this file calls them. The room uses all others.
 
 mod connection;
 mod disk;
 pub(crate) mod door;
 mod handover;
+mod image_lock;
 pub(crate) mod limits;
 mod link;
 pub(crate) mod log_limit;
@@ -97,6 +98,7 @@ use crate::protocol::handover::{DiskState, InFlight};
 #[cfg(doc)]
 use crate::protocol::session::Session;
 use crate::target::connection::Refused;
+use crate::target::image_lock::ImageLock;
 use crate::target::limits::{DiskLimits, LimitGroups};
 use crate::target::log_limit::LogLimits;
 use crate::target::queue::{Hold, RingEnd, WaitGroup};
@@ -156,6 +158,8 @@ pub struct Target {
     in_flight: RefCell<Option<(WaitGroup, InFlight)>>,
     /// Set until [`Target::release`], while operations of the old process may be in flight.
     hold: Cell<Option<Hold>>,
+    /// The image's lock, if it is locked only while it is used.
+    lock: Rc<ImageLock>,
 }
 
 /// What the front end of a disk does.
@@ -239,6 +243,7 @@ impl Target {
             forced: Cell::new(false),
             in_flight: RefCell::default(),
             hold: Cell::new(None),
+            lock: Rc::default(),
         })
     }
 
@@ -332,6 +337,16 @@ impl Target {
     /// it is not paused.
     pub fn go_on(&self) -> bool {
         self.trouble.resume()
+    }
+
+    /// Whether the guest waits for the image's lock.
+    pub fn waits_for_lock(&self) -> bool {
+        self.lock.is_awaited()
+    }
+
+    /// Whether the image may be changed by this process: it is locked, as far as it is to be.
+    pub fn may_change(&self) -> bool {
+        !self.device().locks_for_use() || self.lock.is_held()
     }
 
     /// Whether a front end is connected.

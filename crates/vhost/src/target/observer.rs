@@ -50,6 +50,11 @@ pub enum DiskEvent {
         /// The device has no space left.
         no_space: bool,
     },
+    /// The guest waits for the image's lock.
+    LockAwaited {
+        /// Why it does not come.
+        why: String,
+    },
     /// The disk has paused, because the device has failed a request.
     Paused {
         /// The device has no space left.

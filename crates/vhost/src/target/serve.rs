@@ -142,6 +142,12 @@ impl Target {
         };
         // Operations of this front end must not overlap with the next one's connection.
         connection.stop_rings(false).await;
+        match end {
+            // Abandoned operations keep it locked, until the file is closed.
+            End::Gone | End::Failed(_) if self.in_flight().is_none() => self.release_lock().await,
+            // Another process may have it, or the file is about to be closed.
+            _ => self.lock.leave(),
+        }
         if !matches!(end, End::Exported) {
             connection.link.close();
         }

@@ -56,6 +56,7 @@ impl StandaloneRing {
             enabled: true,
             broken: false,
             hold: None,
+            waits_for_lock: false,
             device,
             activity: DiskActivity::register(&core.local()),
             stats,

@@ -56,6 +56,7 @@ pub(super) fn start_with(
         enabled: true,
         broken: false,
         hold: None,
+        waits_for_lock: false,
         device: device.clone(),
         activity: DiskActivity::register(&core.local()),
         stats: Arc::default(),

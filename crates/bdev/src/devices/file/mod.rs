@@ -26,11 +26,11 @@ mod job;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
-use reactor::{Core, Extent, Image, ImageOpening, MappedFile, Mapping, Mode, Space};
+use reactor::{Core, Extent, Image, ImageLock, ImageOpening, MappedFile, Mapping, Mode, Space};
 
 use crate::error::{Error, ErrorKind};
 use crate::geometry::{DISCARD_MAX, Geometry, SEGMENTS, ZEROES_MAX};
-use crate::uri::{Base, Engine};
+use crate::uri::{Base, Engine, Lock};
 pub(crate) use channel::FileChannel;
 
 /// An open file, shared by all cores.
@@ -39,6 +39,8 @@ pub(crate) struct FileDevice {
     /// `Uring` in a simulated world, whatever was requested.
     engine: Engine,
     fua: bool,
+    /// The lock that it takes while a virtual machine uses it, if it does.
+    lock: Option<ImageLock>,
     /// With `engine=mmap`: only for reading, see `docs/DISKS.md`.
     mapping: Option<Arc<Mapping>>,
 }
@@ -58,7 +60,7 @@ pub(crate) async fn open_image(
         _ if *engine == Engine::Mmap => Mode::Buffered,
         _ => Mode::Direct,
     };
-    let how = ImageOpening { read_only: *read_only, mode, lock: *lock };
+    let how = ImageOpening { read_only: *read_only, mode, lock: *lock == Lock::Open };
     let image = match open {
         None => core.open_image(path, how).await,
         Some((open, holes)) => core.take_image(path, how, open, holes).await,
@@ -73,7 +75,7 @@ impl FileDevice {
         base: &Base,
         open: Option<(OwnedFd, Option<bool>)>,
     ) -> Result<(FileDevice, Geometry), Error> {
-        let Base::File { path, engine, fua, read_only, direct, block, .. } = base else {
+        let Base::File { path, engine, fua, read_only, direct, lock, block } = base else {
             unreachable!("only files are opened here")
         };
         let name = path.display();
@@ -114,7 +116,9 @@ impl FileDevice {
             Engine::Mmap => Mapping::new(&image.file, size_bytes, false, core.cores()),
             _ => None,
         };
-        Ok((FileDevice { image, engine, fua: *fua, mapping }, geometry))
+        let wanted = if *read_only { ImageLock::Shared } else { ImageLock::Exclusive };
+        let lock = (*lock == Lock::Ring).then_some(wanted);
+        Ok((FileDevice { image, engine, fua: *fua, lock, mapping }, geometry))
     }
 
     /// The open file, which holds the lock.
@@ -135,6 +139,18 @@ impl FileDevice {
     pub async fn extents(&self, core: &Core, offset: u64, len: u64, max: usize) -> Vec<Extent> {
         let range = offset..offset + len;
         core.extents(&self.image.file, range, max).await.unwrap_or_default()
+    }
+
+    /// The lock that it takes while a virtual machine uses it, if it does.
+    pub fn lock(&self) -> Option<ImageLock> {
+        self.lock
+    }
+
+    /// Locks or unlocks the image.
+    pub async fn set_lock(&self, core: &Core, lock: ImageLock) -> Result<(), Error> {
+        let locked = core.lock_image(&self.image.file, lock).await;
+        let name = || format!("cannot lock {}", self.image.file.path().display());
+        locked.map_err(|error| Error::io(name(), error))
     }
 
     /// The space of a regular file.

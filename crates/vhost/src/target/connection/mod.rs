@@ -71,6 +71,7 @@ enum Next {
     Resized,
     Released,
     Admitted,
+    Locked,
     Stop,
     Quiesce,
 }
@@ -89,6 +90,8 @@ pub(super) struct Connection<'a> {
     commands_pending: bool,
     /// A ring was started that holds requests.
     holds: bool,
+    /// A ring was started that waits for the image's lock.
+    waits_for_lock: bool,
 }
 
 impl Drop for Connection<'_> {
@@ -112,6 +115,7 @@ impl<'a> Connection<'a> {
             rings: (0..target.options.queues).map(|_| RingParts::default()).collect(),
             commands_pending: false,
             holds: false,
+            waits_for_lock: false,
         }
     }
 
@@ -285,6 +289,10 @@ impl<'a> Connection<'a> {
                     self.give_to_guest().await;
                     Ok(())
                 }
+                Next::Locked => {
+                    self.locked();
+                    Ok(())
+                }
                 Next::Quiesce => return End::Quiescing,
                 Next::Sent(Ok(())) => Ok(()),
                 Next::Sent(Err(error)) => Err(Refused::new("sending a reply", error)),
@@ -294,6 +302,9 @@ impl<'a> Connection<'a> {
                     self.rings[usize::from(ended.index)].handle = None;
                     if self.session.ring(ended.index).state != RingState::Stopping {
                         return End::Failed(format!("ring {} has ended by itself", ended.index));
+                    }
+                    if self.has_no_ring() {
+                        self.target.release_lock().await;
                     }
                     let actions = self.session.ring_stopped(ended.index, ended.base);
                     self.perform(actions).await
@@ -328,7 +339,7 @@ impl<'a> Connection<'a> {
 
     /// The next event. A message that was sent before the last one was answered stays unread.
     async fn next(&mut self, received: &mut Vec<u8>) -> Next {
-        let Connection { target, link, session, holds, .. } = self;
+        let Connection { target, link, session, holds, waits_for_lock, .. } = self;
         let events = &target.events;
         let waits = session.is_waiting();
         let event = events.changed.wait_for(|| {
@@ -343,6 +354,9 @@ impl<'a> Connection<'a> {
             }
             if events.admitted.take() {
                 return Some(Next::Admitted);
+            }
+            if *waits_for_lock && target.lock.is_held() {
+                return Some(Next::Locked);
             }
             match target.order.get() {
                 Order::Stop => Some(Next::Stop),

@@ -119,6 +119,7 @@ impl Connection<'_> {
             enabled: ring.state != RingState::Paused,
             broken: progress.is_some_and(|progress| progress.broken),
             hold: target.hold.get(),
+            waits_for_lock: target.want_lock(),
             device: target.device(),
             activity: target.activity.clone(),
             limits: target.limits.clone(),
@@ -128,6 +129,7 @@ impl Connection<'_> {
         };
         self.holds |= start.hold.is_some();
         target.set_front_end(FrontEnd::Running { moves: self.session.logging() });
+        self.waits_for_lock |= start.waits_for_lock;
         let (handle, commands) = queue::command_queue();
         self.part(index).handle = Some(handle);
         let there = (target.options.first_core + usize::from(index)) % target.core.cores();
@@ -173,6 +175,18 @@ impl Connection<'_> {
                 .filter_map(|parts| parts.handle.as_ref())
                 .for_each(RingHandle::release);
         }
+    }
+
+    /// Lets the rings take requests: the image is locked.
+    pub(super) fn locked(&mut self) {
+        self.waits_for_lock = false;
+        let running = self.rings.iter().filter_map(|parts| parts.handle.as_ref());
+        running.for_each(RingHandle::locked);
+    }
+
+    /// Whether no ring runs.
+    pub(super) fn has_no_ring(&self) -> bool {
+        self.rings.iter().all(|parts| parts.handle.is_none())
     }
 
     /// Quiesces all rings: stops them and waits for their requests at the device. If the disk is

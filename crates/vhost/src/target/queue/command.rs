@@ -99,6 +99,8 @@ pub(super) struct Signals {
     pub(super) overflowed: AtomicBool,
     /// The [`Hold`] has ended.
     pub(super) released: AtomicBool,
+    /// The image is locked.
+    pub(super) locked: AtomicBool,
 }
 
 /// The connection's end of a ring's commands.
@@ -125,6 +127,14 @@ impl RingHandle {
     /// Ends the ring's [`Hold`].
     pub fn release(&self) {
         self.signals.released.store(true, Ordering::Release);
+        self.signals.waker.wake();
+    }
+}
+
+impl RingHandle {
+    /// Lets the ring take requests: the image is locked.
+    pub fn locked(&self) {
+        self.signals.locked.store(true, Ordering::Release);
         self.signals.waker.wake();
     }
 }

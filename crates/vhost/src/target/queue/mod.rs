@@ -96,6 +96,8 @@ pub(crate) struct Start {
     pub broken: bool,
     /// Operations of an earlier process may still be in flight.
     pub hold: Option<Hold>,
+    /// The ring takes nothing before [`RingHandle::locked`].
+    pub waits_for_lock: bool,
     pub device: Bdev,
     /// The disk's activity, shared with the other disks of the process.
     pub activity: DiskActivity,
@@ -136,6 +138,9 @@ pub(crate) async fn run(core: Core, start: Start, mut commands: CommandQueue) ->
         }
         if queue.hold.is_some() && commands.signals.released.load(Ordering::Acquire) {
             queue.release();
+        }
+        if queue.waits_for_lock && commands.signals.locked.load(Ordering::Acquire) {
+            queue.waits_for_lock = false;
         }
         if queue.is_quiesced() {
             return Poll::Ready(());
@@ -215,6 +220,8 @@ struct Queue {
     stopping: bool,
     abandoned: bool,
     hold: Option<Hold>,
+    /// Takes nothing before the image is locked.
+    waits_for_lock: bool,
     /// Requests that were popped and are held.
     held: Vec<u16>,
     /// Whether a write was flushed since the start, or may have been.
@@ -326,6 +333,7 @@ impl Queue {
             stopping: false,
             abandoned: false,
             hold: start.hold,
+            waits_for_lock: start.waits_for_lock,
             held: Vec::new(),
             flushes_writes: start.fua || !start.device.geometry().volatile_cache,
             in_flight_token,
@@ -446,7 +454,13 @@ impl Queue {
 
     /// Whether the ring pops nothing more and has nothing in flight, or was abandoned.
     fn is_quiesced(&self) -> bool {
-        self.abandoned || (self.stopping && self.hold.is_none() && self.has_nothing())
+        let has_nothing = match self.waits_for_lock {
+            // It has taken nothing. What an earlier process has left is done first, unless it stays
+            // in the in-flight region.
+            true => self.leaves || self.ring.resubmits() == 0,
+            false => self.has_nothing(),
+        };
+        self.abandoned || (self.stopping && self.hold.is_none() && has_nothing)
     }
 
     fn has_nothing(&self) -> bool {
@@ -501,7 +515,8 @@ impl Queue {
     /// Requests of an earlier process are in flight: a ring that takes nothing new finishes them.
     fn pops(&self) -> bool {
         let wanted = self.takes_new() || self.ring.resubmits() > 0;
-        wanted && !self.is_paused() && !self.abandoned && self.ring.broken().is_none()
+        let may = !self.waits_for_lock && !self.is_paused() && !self.abandoned;
+        wanted && may && self.ring.broken().is_none()
     }
 
     /// Pops a batch of requests and submits it as far as possible.
