@@ -80,7 +80,8 @@ pub struct Server {
     listener: Rc<Listener>,
     identity: Option<Identity>,
     destinations: Box<dyn Destinations>,
-    connections: RefCell<BTreeMap<u64, Rc<Connection>>>,
+    /// Each is owned by its task.
+    connections: RefCell<BTreeMap<u64, Weak<Connection>>>,
     /// The number of the next connection.
     next: Cell<u64>,
     bytes: Cell<usize>,
@@ -139,8 +140,7 @@ impl Server {
 
     /// Ends the connections of a disk. Suspends until nothing of them is in flight.
     pub async fn release(&self, disk: &str) {
-        while self.connections.borrow().values().any(|connection| connection.has(disk)) {
-            self.end(|connection| connection.has(disk));
+        while self.end(|connection| connection.has(disk)) {
             self.changed.wait().await;
         }
     }
@@ -150,10 +150,11 @@ impl Server {
         self.changed.notify_all();
     }
 
-    fn end(&self, which: impl Fn(&Connection) -> bool) {
-        for connection in self.connections.borrow().values().filter(|one| which(one)) {
-            connection.link.close();
-        }
+    /// Ends connections. Returns whether there are such.
+    fn end(&self, which: impl Fn(&Connection) -> bool) -> bool {
+        let connections = self.connections.borrow();
+        let found = connections.values().filter_map(Weak::upgrade).filter(|one| which(one));
+        found.map(|connection| connection.link.close()).count() > 0
     }
 }
 
@@ -226,7 +227,7 @@ impl Connection {
             receiving: Cell::new(0),
             done: Event::new(),
         });
-        server.connections.borrow_mut().insert(number, connection.clone());
+        server.connections.borrow_mut().insert(number, Rc::downgrade(&connection));
         server.core.spawn(Class::Background, connection.run());
     }
 

@@ -20,7 +20,7 @@ use frontend::{Connection, Session};
 use node::DiskSpec;
 use node::simulated::{Kept, Node};
 use reactor::sim::{Process, Rng, SimConfig, World};
-use reactor::{Class, Core, UnixSocket};
+use reactor::{Class, Core, UnixSocket, race};
 use sim::guest::{END_NS, Guest, QUEUES, SECTOR, SECTORS, with_disk_at};
 
 use super::{LOOK_NS, PATIENCE_NS, Running, StateDirectory, Told, address, message, serve};
@@ -175,26 +175,28 @@ impl Outside {
         let (ours, theirs) = UnixStream::pair().expect("a pair of sockets");
         let session = self.guest.borrow().connects(Connection::new(ours)).expect("it is read");
         let source = UnixSocket::from_fd(&self.core, theirs.into()).expect("a socket");
-        let to = target.clone();
-        self.core.spawn(Class::Foreground, async move {
-            while let Some((bytes, fds)) = message(&source, 8).await {
-                let fds: Vec<_> = fds.iter().map(AsFd::as_fd).collect();
-                if to.send(&bytes, &fds).await.is_err() {
-                    return;
-                }
-            }
-            // The front end has closed it.
-            drop(to);
-        });
         let gone = Rc::new(Cell::new(false));
         let bases = Rc::new(RefCell::new(vec![None; QUEUES as usize]));
         let (ended, told) = (gone.clone(), bases.clone());
         self.core.spawn(Class::Foreground, async move {
-            while let Some((bytes, _)) = message(&target, 8).await {
-                let word = |at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().unwrap());
-                assert_eq!(word(0), request::GET_VRING_BASE);
-                told.borrow_mut()[word(12) as usize] = Some(word(16));
-            }
+            let there = async {
+                while let Some((bytes, fds)) = message(&source, 8).await {
+                    let fds: Vec<_> = fds.iter().map(AsFd::as_fd).collect();
+                    if target.send(&bytes, &fds).await.is_err() {
+                        return;
+                    }
+                }
+            };
+            let back = async {
+                while let Some((bytes, _)) = message(&target, 8).await {
+                    let word =
+                        |at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().unwrap());
+                    assert_eq!(word(0), request::GET_VRING_BASE);
+                    told.borrow_mut()[word(12) as usize] = Some(word(16));
+                }
+            };
+            // Whoever closes it first, it ends at both sides.
+            race(there, back).await;
             ended.set(true);
         });
         self.front_end = Some(FrontEnd { session, gone, bases, stops: false });

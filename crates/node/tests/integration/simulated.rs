@@ -206,6 +206,7 @@ fn a_disk_that_goes_to_another_node_is_served_by_one_of_both() {
 
 #[test]
 fn one_send() {
+    node::start_tool_log().unwrap();
     if let Some(seed) = seeds::one() {
         println!("{:?}", sends::sends(seed));
     }
