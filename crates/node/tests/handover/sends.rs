@@ -58,6 +58,8 @@ struct Host {
     net: NetAddress,
     kept: Rc<StateDirectory>,
     node: Option<Running>,
+    /// Nobody starts it again.
+    stays_down: bool,
 }
 
 impl Host {
@@ -112,7 +114,7 @@ impl Outside {
                 let killed =
                     self.hosts[nth].node.take().is_some_and(|node| node.process.was_killed());
                 self.report.killed += u64::from(killed);
-                if self.rng.below(10) == 0 {
+                if !self.hosts[nth].stays_down && self.rng.below(10) == 0 {
                     self.start(nth);
                 }
             }
@@ -233,6 +235,7 @@ impl Outside {
 
     /// A disk waits for its data: what an operator does with `detach` and `attach --incoming`.
     async fn prepare(&mut self, there: usize) {
+        self.hosts[there].stays_down = true;
         if let Some(node) = &self.hosts[there].node {
             node.process.kill_after(0);
         }
@@ -241,6 +244,7 @@ impl Outside {
         })
         .await;
         self.hosts[there].node = None;
+        self.hosts[there].stays_down = false;
         let waits = r#"{"stage":"incoming","id":null}"#;
         self.hosts[there].kept.keep_transfer("a", Some(waits.to_owned()));
         self.until("it serves", |outside| {
@@ -397,6 +401,7 @@ pub fn sends(seed: u64) -> Report {
             net: NetAddress::from(([10, 0, 0, 1 + nth as u8], 7070)),
             kept: Rc::new(StateDirectory { specs: Vec::new(), transfers: RefCell::default() }),
             node: None,
+            stays_down: false,
         }
     };
     let hosts = RefCell::new(Some([host(0), host(1)]));
