@@ -17,15 +17,15 @@ HEADING = "## Compute and storage on two machines\n"
 NUMBERS = itertools.count()
 
 
-def blocks(page):
+def blocks(page, heading=HEADING):
     """The fenced blocks of a page's section, in order: pairs of language and text."""
-    section = (ROOT / page).read_text().split(HEADING)[1].split("\n## ")[0]
+    section = (ROOT / page).read_text().split(heading)[1].split("\n## ")[0]
     return re.findall(r"^```(\w+)\n(.*?)^```$", section, re.M | re.S)
 
 
-def block(page, language, has):
+def block(page, language, has, heading=HEADING):
     """The one block of the section that has a text."""
-    found = [text for of, text in blocks(page) if of == language and has in text]
+    found = [text for of, text in blocks(page, heading) if of == language and has in text]
     assert len(found) == 1, f"{len(found)} blocks in {page} have {has}"
     return found[0]
 
