@@ -338,12 +338,13 @@ impl Disks {
         }
     }
 
-    /// Stores what a front end is told of the write cache in the state directory.
+    /// Stores what a front end is told of the write cache in the state directory, which has `known`;
+    /// a disk that was handed over knows it itself.
     fn remember(&self, spec: &DiskSpec, target: &Target, known: Option<bool>) {
         if let Some(resources) = self.resources.as_ref().filter(|resources| resources.remembers()) {
             let (resources, spec) = (resources.clone(), spec.clone());
             let keeper = move |told| resources.keep_write_cache(&spec, told);
-            target.remember(known, Box::new(keeper));
+            target.remember(known.or(target.write_cache()), Box::new(keeper));
         }
     }
 
