@@ -2,7 +2,7 @@
 //!
 //! One task reads. What is to be sent waits in a queue, which a task of the link's own sends in
 //! order; with TLS it seals at most [`SEAL_BYTES`] at a time, so that others get their turns. The
-//! callers bound what waits there.
+//! callers bound what waits there; [`Link::until_short`] helps.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -18,6 +18,9 @@ use crate::wire::{Frame, HEADER_BYTES, Kind, Violation, check};
 const RECEIVE_BYTES: usize = 64 << 10;
 /// Most bytes that are sealed in one turn.
 const SEAL_BYTES: usize = 64 << 10;
+
+/// Fewer parts in the queue are little.
+const SHORT: usize = 1024;
 
 /// Why a link cannot go on.
 #[derive(Clone, Debug, PartialEq)]
@@ -127,6 +130,12 @@ impl Link {
         let Shared { queue, sending, closed, changed, .. } = &*self.shared;
         let is_sent = || queue.borrow().is_empty() && !sending.get();
         changed.wait_until(|| closed.get() || is_sent()).await;
+    }
+
+    /// Suspends until little waits to be sent, or nothing is sent any more.
+    pub async fn until_short(&self) {
+        let Shared { queue, closed, changed, .. } = &*self.shared;
+        changed.wait_until(|| closed.get() || queue.borrow().len() < SHORT).await;
     }
 
     /// Ends the connection, in both directions.

@@ -63,7 +63,7 @@ impl Pending {
 /// Sends a disk's data to another node; see the module text. Its connection ends with it.
 pub struct Sender {
     inner: Rc<Inner>,
-    _task: OwnedTask<()>,
+    task: RefCell<Option<OwnedTask<()>>>,
 }
 
 struct Inner {
@@ -81,6 +81,8 @@ struct Inner {
     refused: RefCell<Option<String>>,
     /// Why there is no connection.
     broken: RefCell<Option<String>>,
+    /// The disk may be the destination's.
+    given: Cell<bool>,
     /// The destination was started again since.
     renewed: Cell<bool>,
     compares: Cell<bool>,
@@ -99,6 +101,7 @@ impl Sender {
     ) -> Sender {
         let inner = Rc::new(Inner {
             core: core.clone(),
+            given: Cell::new(hello.given),
             hello,
             dial,
             identity,
@@ -115,7 +118,7 @@ impl Sender {
         });
         let running = inner.clone();
         let task = core.spawn(Class::Background, async move { running.run().await }).owned();
-        Sender { inner, _task: task }
+        Sender { inner, task: RefCell::new(Some(task)) }
     }
 
     /// The destination's answer to the first connection. Suspends until it has come or, unless it
@@ -142,6 +145,11 @@ impl Sender {
         self.inner.broken.borrow().clone()
     }
 
+    /// Whether the destination has refused the disk for good: then no request succeeds any more.
+    pub fn is_refused(&self) -> bool {
+        self.inner.refused.borrow().is_some()
+    }
+
     /// Suspends until the destination refuses the disk for good. Returns why.
     pub async fn refused(&self) -> String {
         self.inner.changed.wait_for(|| self.inner.refused.borrow().clone()).await
@@ -152,8 +160,13 @@ impl Sender {
         self.inner.sent_bytes.get()
     }
 
-    /// Whether the destination was started again since the last call: what was not durable there
-    /// may be lost.
+    /// Whether the destination was started again since the last call of [`Sender::take_renewed`]:
+    /// what was not durable there may be lost.
+    pub fn is_renewed(&self) -> bool {
+        self.inner.renewed.get()
+    }
+
+    /// The same, and forgets it.
     pub fn take_renewed(&self) -> bool {
         self.inner.renewed.take()
     }
@@ -163,12 +176,14 @@ impl Sender {
         self.inner.compares.set(compares);
     }
 
-    /// Gives the disk to the destination, which has all of it. Suspends.
+    /// Gives the disk to the destination, which has all of it. The guest has switched its write
+    /// cache off if it `writes_through`. Suspends.
     ///
     /// # Errors
     /// Why the destination does not take it.
-    pub async fn own(&self) -> Result<(), String> {
-        self.inner.ask(Kind::Own).await.map(drop)
+    pub async fn own(&self, writes_through: bool) -> Result<(), String> {
+        self.inner.given.set(true);
+        self.inner.ask(Kind::Own, writes_through.into()).await.map(drop)
     }
 
     /// Takes the disk back. Returns false if the guest has begun to use it there. Suspends.
@@ -176,7 +191,10 @@ impl Sender {
     /// # Errors
     /// Why the destination does not give it.
     pub async fn take_back(&self) -> Result<bool, String> {
-        Ok(self.inner.ask(Kind::Return).await? != Outcome::Begun)
+        self.inner.given.set(true);
+        let back = self.inner.ask(Kind::Return, 0).await? != Outcome::Begun;
+        self.inner.given.set(!back);
+        Ok(back)
     }
 
     /// Tells the destination that the disk stays where it is. Suspends.
@@ -184,7 +202,14 @@ impl Sender {
     /// # Errors
     /// When it fails there.
     pub async fn abandon(&self) -> Result<(), String> {
-        self.inner.ask(Kind::Abandon).await.map(drop)
+        self.inner.ask(Kind::Abandon, 0).await.map(drop)
+    }
+
+    /// Ends the connection: no request succeeds any more.
+    pub fn end(&self) {
+        self.task.take();
+        self.inner.link.take();
+        self.inner.refuse("this node has ended it".to_owned());
     }
 }
 
@@ -265,12 +290,22 @@ impl Inner {
     }
 
     /// A request about the disk as a whole.
-    async fn ask(&self, kind: Kind) -> Result<Outcome, String> {
-        let Answer { outcome, text } = self.request(kind, 0, 0, Payload::Bytes(Vec::new())).await;
+    async fn ask(&self, kind: Kind, len: u64) -> Result<Outcome, String> {
+        let none = Payload::Bytes(Vec::new());
+        let Answer { outcome, text } = self.request(kind, 0, len, none).await;
         match outcome {
             Outcome::Failed | Outcome::Later => Err(text),
             outcome => Ok(outcome),
         }
+    }
+
+    /// Lets all requests fail.
+    fn refuse(&self, why: String) {
+        self.broken.replace(Some(why.clone()));
+        self.refused.replace(Some(why));
+        // Whoever waits for an answer learns that none comes.
+        drop(self.pending.take());
+        self.changed.notify_all();
     }
 
     /// Keeps a connection, until the destination refuses.
@@ -281,13 +316,7 @@ impl Inner {
             let why = match timeout(&self.core, CONNECT_NS, self.connect()).await {
                 Err(_) => "it does not answer".to_owned(),
                 Ok(Err(Refusal::Later(why))) => why,
-                Ok(Err(Refusal::Never(why))) => {
-                    self.broken.replace(Some(why.clone()));
-                    self.refused.replace(Some(why));
-                    // Whoever waits for an answer learns that none comes.
-                    drop(self.pending.take());
-                    return self.changed.notify_all();
-                }
+                Ok(Err(Refusal::Never(why))) => return self.refuse(why),
                 Ok(Ok(link)) => {
                     let why = self.serve(&link).await.to_string();
                     link.close();
@@ -314,7 +343,8 @@ impl Inner {
             Some((identity, host)) => Some(identity.client(host).map_err(Refusal::Never)?),
         };
         let link = Rc::new(Link::new(&self.core, socket, tls));
-        let hello = serde_json::to_vec(&self.hello);
+        let hello = Hello { given: self.given.get(), ..self.hello.clone() };
+        let hello = serde_json::to_vec(&hello);
         let hello = hello.map_err(|error| Refusal::Never(error.to_string()))?;
         link.send(Frame::new(Kind::Hello, 0), &hello);
         let broken = |why: Broken| Refusal::Later(why.to_string());

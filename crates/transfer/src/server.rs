@@ -30,6 +30,8 @@ const REQUESTS_MAX: usize = 256;
 const BYTES_MAX: usize = 64 << 20;
 /// How long a source may take to say who it is.
 const HELLO_NS: u64 = 10_000_000_000;
+/// How long the requests of the connection before may take to end.
+const RELEASE_NS: u64 = 5_000_000_000;
 /// How long a source may be silent: it asks whether anybody is there more often.
 const SILENT_NS: u64 = 30_000_000_000;
 /// How long the last answer of a connection may take.
@@ -51,6 +53,12 @@ pub enum Refusal {
 
 /// The disks that wait for their data.
 pub trait Destinations {
+    /// Whether a source may send a disk now.
+    ///
+    /// # Errors
+    /// Why it may not.
+    fn may_begin(&self, hello: &Hello) -> Result<(), Refusal>;
+
     /// The disk that a source wants to send.
     fn begin<'a>(&'a self, hello: &'a Hello) -> Boxed<'a, Result<Rc<dyn Destination>, Refusal>>;
 }
@@ -63,8 +71,9 @@ pub trait Destination {
     /// What a source is told of it.
     fn welcome(&self) -> Welcome;
 
-    /// The source gives the disk, all of which is here and durable. Suspends until that is stored.
-    fn own(&self) -> Boxed<'_, Result<(), String>>;
+    /// The source gives the disk, all of which is here and durable. The guest has switched its
+    /// write cache off if it `writes_through`. Suspends until that is stored.
+    fn own(&self, writes_through: bool) -> Boxed<'_, Result<(), String>>;
 
     /// The source wants it back. Returns false if the guest has begun to use it; else it does not
     /// begin any more. Suspends until that is stored.
@@ -145,6 +154,26 @@ impl Server {
         }
     }
 
+    /// Whether there may be another connection. Suspends while one ends that has not said who it
+    /// is.
+    async fn makes_room(&self) -> bool {
+        let has_room = || self.connections.borrow().len() < CONNECTIONS_MAX;
+        if has_room() {
+            return true;
+        }
+        let oldest = self
+            .connections
+            .borrow()
+            .values()
+            .filter_map(Weak::upgrade)
+            .find(|connection| connection.disk.borrow().is_none());
+        let Some(oldest) = oldest else { return false };
+        oldest.link.close();
+        drop(oldest);
+        self.changed.wait_until(has_room).await;
+        true
+    }
+
     fn release_bytes(&self, bytes: usize) {
         self.bytes.set(self.bytes.get() - bytes);
         self.changed.notify_all();
@@ -170,9 +199,7 @@ async fn accept(core: Core, server: Weak<Server>, listener: Rc<Listener>) {
         let accepted = listener.accept().await;
         let Some(server) = server.upgrade() else { return };
         match accepted {
-            Ok(socket) if server.connections.borrow().len() < CONNECTIONS_MAX => {
-                Connection::start(&server, socket);
-            }
+            Ok(socket) if server.makes_room().await => Connection::start(&server, socket),
             Ok(socket) => socket.shutdown(),
             Err(_) => {
                 drop(server);
@@ -275,13 +302,18 @@ impl Connection {
         self.link.send(reply, &welcome);
         let device = Rc::new(device);
         loop {
-            let received = timeout(core, SILENT_NS, self.link.next(|len| self.room(len))).await;
+            // A source that takes no answers is not read.
+            let received = async {
+                self.link.until_short().await;
+                self.link.next(|len| self.room(len)).await
+            };
+            let received = timeout(core, SILENT_NS, received).await;
             let silent = |_| Broken::Io("it is silent".to_owned());
             let received = received.map_err(silent)??;
             let Frame { kind, id, .. } = received.frame;
             if let Kind::Own | Kind::Return | Kind::Abandon = kind {
                 self.done.wait_until(|| self.requests.get() == 0).await;
-                let (outcome, text) = decide(kind, &*destination).await;
+                let (outcome, text) = decide(&received.frame, &*destination).await;
                 self.answer(id, outcome, &text);
                 continue;
             }
@@ -315,13 +347,23 @@ impl Connection {
         }
         let hello: Hello = serde_json::from_slice(hello).map_err(|_| Violation::Text)?;
         let server = &self.server;
+        let refused = |refusal| match refusal {
+            Refusal::Later(why) => (Outcome::Later, why),
+            Refusal::Never(why) => (Outcome::Failed, why),
+        };
+        // A stranger ends no connection.
+        if let Err(refusal) = server.destinations.may_begin(&hello) {
+            return Ok(Err(refused(refusal)));
+        }
         // Nothing of an earlier connection may follow.
-        server.release(&hello.disk).await;
+        if timeout(&server.core, RELEASE_NS, server.release(&hello.disk)).await.is_err() {
+            let what = "requests of the connection before do not end".to_owned();
+            return Ok(Err((Outcome::Later, what)));
+        }
         self.disk.replace(Some(hello.disk.clone()));
         let destination = match server.destinations.begin(&hello).await {
             Ok(destination) => destination,
-            Err(Refusal::Later(why)) => return Ok(Err((Outcome::Later, why))),
-            Err(Refusal::Never(why)) => return Ok(Err((Outcome::Failed, why))),
+            Err(refusal) => return Ok(Err(refused(refusal))),
         };
         match DeviceTarget::new(&server.core, &destination.device()) {
             Ok(device) => Ok(Ok((destination, device))),
@@ -386,7 +428,11 @@ impl Connection {
     ) -> (Outcome, String) {
         let buf = match self.server.core.alloc_wait(len as usize).await {
             Ok(buf) => buf,
-            Err(error) => return (Outcome::Failed, error.to_string()),
+            Err(error) => {
+                // The source repeats it.
+                self.link.close();
+                return (Outcome::Failed, error.to_string());
+            }
         };
         match device.read(offset, len, buf).await {
             Ok(buf) if hash(&buf[..len as usize]) == wanted => (Outcome::Done, String::new()),
@@ -397,9 +443,9 @@ impl Connection {
 }
 
 /// Executes a request about the disk as a whole. Suspends.
-async fn decide(kind: Kind, destination: &dyn Destination) -> (Outcome, String) {
-    outcome(match kind {
-        Kind::Own => destination.own().await,
+async fn decide(frame: &Frame, destination: &dyn Destination) -> (Outcome, String) {
+    outcome(match frame.kind {
+        Kind::Own => destination.own(frame.len > 0).await,
         Kind::Return => match destination.give_back().await {
             Ok(false) => return (Outcome::Begun, String::new()),
             given => given.map(drop),

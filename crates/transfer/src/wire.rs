@@ -217,9 +217,10 @@ pub struct Hello {
     pub transfer: u64,
     /// What the guest knows of its disk.
     pub shape: Shape,
-    /// What the guest was told of a write cache, if known.
+    /// The disk was given to the destination: nothing more is sent, and a destination that does
+    /// not know the move must not take it.
     #[serde(default)]
-    pub write_cache: Option<bool>,
+    pub given: bool,
     /// The limits of the disk, if it has any.
     #[serde(default)]
     pub limits: Option<Limits>,

@@ -7,7 +7,7 @@ use std::rc::Rc;
 
 use bdev::{Bdev, BufIo, Copy, Kind, Status, TaskChannel};
 use reactor::sim::{Rng, SimConfig, World};
-use reactor::{Class, Core};
+use reactor::{Class, Core, timeout};
 use transfer::{
     Boxed, Destination, Destinations, Hello, Refusal, Sender, Server, Shape, Stage, VERSION,
     Welcome,
@@ -31,6 +31,10 @@ struct Disk {
 struct Waiting(Rc<Disk>);
 
 impl Destinations for Waiting {
+    fn may_begin(&self, _: &Hello) -> Result<(), Refusal> {
+        Ok(())
+    }
+
     fn begin<'a>(&'a self, hello: &'a Hello) -> Boxed<'a, Result<Rc<dyn Destination>, Refusal>> {
         Box::pin(async move {
             match &*hello.disk {
@@ -57,7 +61,7 @@ impl Destination for Handle {
         Welcome { version: VERSION, incarnation: incarnation.get(), stage: stage.get() }
     }
 
-    fn own(&self) -> Boxed<'_, Result<(), String>> {
+    fn own(&self, _: bool) -> Boxed<'_, Result<(), String>> {
         self.0.stage.set(Stage::Whole);
         Box::pin(async { Ok(()) })
     }
@@ -99,7 +103,7 @@ fn hello(disk: &str, device: &Bdev) -> Hello {
         disk: disk.to_owned(),
         transfer: 7,
         shape: Shape::of(&device.geometry()),
-        write_cache: None,
+        given: false,
         limits: None,
     }
 }
@@ -213,13 +217,13 @@ fn moved(seed: u64) -> (u64, u64) {
                 sender.compare(true);
                 copy.begin().await.unwrap();
             }
-            sender.own().await.unwrap();
+            sender.own(false).await.unwrap();
             assert_eq!(disk.stage.get(), Stage::Whole);
             assert!(all(&core, &source).await == all(&core, &disk.device).await, "they differ");
             // It is the destination's, unless the guest has not begun.
             assert!(copy_fails(&core, &sender).await);
             assert_eq!(sender.take_back().await, Ok(true));
-            sender.own().await.unwrap();
+            sender.own(false).await.unwrap();
             disk.stage.set(Stage::Begun);
             assert_eq!(sender.take_back().await, Ok(false));
         }
@@ -254,7 +258,7 @@ fn a_destination_says_why_it_takes_no_disk() {
         let (disk, _server) = waiting(&core, "mem:4M").await;
         let never = sender(&core, "b", &source);
         assert_eq!(never.welcome(true).await.unwrap_err(), "there is no disk b");
-        assert_eq!(never.own().await.unwrap_err(), "there is no disk b");
+        assert_eq!(never.own(false).await.unwrap_err(), "there is no disk b");
         let later = sender(&core, "c", &source);
         assert_eq!(later.welcome(false).await.unwrap_err(), "the node is starting");
         assert_eq!(disk.begins.get(), 0);
@@ -278,6 +282,55 @@ fn a_hostile_source_gets_errors_or_is_disconnected() {
         }
         assert!(said.borrow().is_empty() && disk.begins.get() == 0);
         assert!(server.pause(1_000_000_000).await);
+    });
+    run.unwrap();
+}
+
+/// Strangers that say nothing keep no source out.
+#[test]
+fn strangers_that_are_silent_keep_no_source_out() {
+    let run = World::new(3, 1, SimConfig::default()).run(|core| async move {
+        let source = Bdev::open(&core, "mem:4M").await.unwrap();
+        let (disk, _server) = waiting(&core, "mem:4M").await;
+        let strangers: Vec<_> = (0..200).map(|_| core.connect(address()).unwrap()).collect();
+        core.sleep_ns(1_000_000_000).await;
+        let began_ns = core.now_ns();
+        sender(&core, "a", &source).welcome(true).await.unwrap();
+        assert!(core.now_ns() - began_ns < 1_000_000_000);
+        assert_eq!(disk.begins.get(), 1);
+        drop(strangers);
+    });
+    run.unwrap();
+}
+
+/// Kinds of frames.
+const HELLO: u8 = 1;
+const PING: u8 = 9;
+
+/// A frame as in `docs/formats/transfer.md`.
+fn frame(kind: u8, payload: &[u8]) -> Vec<u8> {
+    let mut bytes = [&b"MRDT"[..], &[kind], &[0; 27]].concat();
+    bytes.extend_from_slice(&(payload.len() as u32).to_le_bytes());
+    let crc = crc32c::crc32c_append(crc32c::crc32c(&bytes), payload);
+    [&bytes[..], &crc.to_le_bytes(), payload].concat()
+}
+
+/// Answers that a source does not take are bounded.
+#[test]
+fn a_source_that_takes_no_answers_is_not_read() {
+    let run = World::new(4, 1, SimConfig::default()).run(|core| async move {
+        let source = Bdev::open(&core, "mem:4M").await.unwrap();
+        let (_disk, _server) = waiting(&core, "mem:4M").await;
+        let socket = core.connect(address()).unwrap();
+        let hello = serde_json::to_vec(&hello("a", &source)).unwrap();
+        socket.send(frame(HELLO, &hello)).await.0.unwrap();
+        let pings = frame(PING, &[]).repeat(1000);
+        let mut sent = 0;
+        while let Ok((done, _)) = timeout(&core, 5_000_000_000, socket.send(pings.clone())).await {
+            done.unwrap();
+            sent += 1;
+            assert!(sent < 1000, "everything is read");
+        }
     });
     run.unwrap();
 }

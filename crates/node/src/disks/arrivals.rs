@@ -35,6 +35,7 @@ impl Disks {
     ) {
         self.coming.set(self.coming.get() + usize::from(unsettled));
         let Served { spec, target, .. } = served;
+        self.withhold(&spec.name, &target);
         self.remember(&spec, &target, None);
         let leaves = |disk: &mut Disk| matches!(disk.serving, Err(Absent::Leaves(_)));
         if self.with(&spec.name, leaves) != Some(true) {

@@ -114,9 +114,7 @@ impl Disks {
         }
         // Before it is served, and also if it was left by an attach that has failed.
         let transfer = incoming.then_some(Transfer::Incoming { id: None });
-        if incoming || self.transfers.borrow().contains_key(&spec.name) {
-            self.keep_transfer(&spec.name, transfer).await?;
-        }
+        self.keep_transfer(&spec.name, transfer).await?;
         let serving = match self.serve(core, &spec).await {
             Ok(serving) => serving,
             Err(error) => {
@@ -191,6 +189,15 @@ impl Disks {
                 }
                 _ => None,
             };
+            if let Some(Transfer::Given { to, .. }) = self.transfer(name)
+                && !force
+            {
+                let what = format!("disk {name} was given to {to}, which has not confirmed");
+                return Err(Error::new(Kind::Usage, what).hint(
+                    "take it back: millrace disk move NAME --abort; --force takes the disk away: \
+                     then nobody tells that node that the disk is its own",
+                ));
+            }
             if let Some(refused) = refused {
                 return Err(Error::new(Kind::Usage, refused).hint(
                     "end it, or remove the disk from it; --force takes the disk away: the guest's \

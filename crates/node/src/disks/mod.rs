@@ -150,6 +150,12 @@ pub(crate) struct Disks {
     receiver: RefCell<Option<Rc<transfer::Server>>>,
     /// The disks that are coming: the move, and what is said of this process then.
     incarnations: RefCell<BTreeMap<String, (u64, u64)>>,
+    /// The moves to this node that operators have ended here.
+    ended_here: RefCell<BTreeSet<u64>>,
+    /// The disks that were given to other nodes whose return is watched, and those of them of
+    /// which an operator decides.
+    watched: RefCell<BTreeSet<String>>,
+    taking_back: RefCell<BTreeSet<String>>,
     /// The space of images.
     spaces: Rc<Spaces>,
     /// Notified when a change has ended, a detached disk has gone, or the node ends.
@@ -331,20 +337,31 @@ impl Disks {
         Serving { target, serving }
     }
 
-    /// Withholds a disk from its guest whose data is, or may be, elsewhere.
+    /// Withholds a disk from its guest whose data is, or may be, elsewhere; admits the guest of one
+    /// that the predecessor has withheld until then.
     fn withhold(&self, name: &str, target: &Target) {
         if self.transfers.borrow().get(name).is_some_and(Transfer::withholds) {
             target.withhold();
+        } else if target.is_withheld() {
+            target.admit(self.has_begun_without_cache(name));
         }
     }
 
-    /// Stores what a front end is told of the write cache in the state directory, which has `known`;
-    /// a disk that was handed over knows it itself.
+    /// Whether the guest of a disk has come from another node where it has switched the write cache
+    /// off.
+    fn has_begun_without_cache(&self, name: &str) -> bool {
+        let transfers = self.transfers.borrow();
+        matches!(transfers.get(name), Some(Transfer::Begun { writes_through: true, .. }))
+    }
+
+    /// Stores what a front end is told of the write cache in the state directory, which has
+    /// `known`; a disk that was handed over knows it itself.
     fn remember(&self, spec: &DiskSpec, target: &Target, known: Option<bool>) {
         if let Some(resources) = self.resources.as_ref().filter(|resources| resources.remembers()) {
+            let came = self.has_begun_without_cache(&spec.name).then_some(false);
             let (resources, spec) = (resources.clone(), spec.clone());
             let keeper = move |told| resources.keep_write_cache(&spec, told);
-            target.remember(known.or(target.write_cache()), Box::new(keeper));
+            target.remember(known.or(target.write_cache()).or(came), Box::new(keeper));
         }
     }
 

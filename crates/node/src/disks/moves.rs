@@ -109,7 +109,7 @@ pub(crate) struct Move {
     uri: String,
     /// It goes to another node.
     to_node: bool,
-    /// The way there, until the move has ended.
+    /// The way there.
     sending: RefCell<Option<Rc<Sending>>>,
     stage: RefCell<Stage>,
     /// It is to finish as soon as it is ready; it is to end.
@@ -134,10 +134,12 @@ pub(crate) struct Move {
 }
 
 /// Why a move does not go on.
-enum Stop {
+pub(super) enum Stop {
     Aborted,
     /// The next process continues.
     Left,
+    /// The disk was given to another node, which has not confirmed.
+    Undecided,
     Failed(Error),
 }
 
@@ -212,7 +214,8 @@ impl Move {
         }
         if let Some(sending) = &*self.sending.borrow() {
             report["sent_bytes"] = sending.sender.sent_bytes().into();
-            report["lost_connection"] = sending.sender.broken().into();
+            let lost = self.is_active().then(|| sending.sender.broken()).flatten();
+            report["lost_connection"] = lost.into();
         }
         report
     }
@@ -239,17 +242,8 @@ impl Disks {
         let _change = self.change().await?;
         let target = self.target(name)?;
         self.may_move(name, &target)?;
-        let (spec, attached) = {
-            let disk = &self.all.borrow()[self.find(name)?];
-            (disk.spec.clone(), disk.attached)
-        };
-        if !attached {
-            return Err(usage(format!(
-                "disk {name} is part of the node's configuration, which names its device: the next \
-                 start would use the old one"
-            ))
-            .hint("move disks that were attached with `millrace disk attach`"));
-        }
+        self.unless_configured(name)?;
+        let spec = self.all.borrow()[self.find(name)?].spec.clone();
         let spec = DiskSpec { uri: uri.to_owned(), ..spec };
         let resources = self.resources()?.clone();
         let opened = resources.open_target(core, &spec).await.and_then(|device| {
@@ -284,6 +278,19 @@ impl Disks {
             return Err(system(format!("disk {name} waits for operations of the previous node")));
         }
         Ok(())
+    }
+
+    /// Refuses to move a disk that is not one that was attached.
+    pub(super) fn unless_configured(&self, name: &str) -> Result<(), Error> {
+        if self.all.borrow()[self.find(name)?].attached {
+            return Ok(());
+        }
+        let what = format!(
+            "disk {name} is part of the node's configuration, which names its device: the next \
+             start would use the old one"
+        );
+        Err(Error::new(Kind::Usage, what)
+            .hint("move disks that were attached with `millrace disk attach`"))
     }
 
     /// Starts the task that moves a disk.
@@ -366,8 +373,12 @@ impl Disks {
     ///
     /// # Errors
     /// When the disk is not being moved.
-    pub fn finish_move(&self, core: &Core, name: &str) -> Result<Value, Error> {
+    pub async fn finish_move(&self, core: &Core, name: &str) -> Result<Value, Error> {
         let moving = self.move_of(name)?;
+        let _change = self.change().await?;
+        if let Some(Transfer::Sending { id, to, .. }) = self.transfer(name) {
+            self.keep_transfer(name, Some(Transfer::Sending { id, to, anyway: true })).await?;
+        }
         moving.finish.set(true);
         moving.sending.borrow().iter().for_each(|sending| sending.anyway.set(true));
         moving.changed.notify_all();
@@ -386,27 +397,25 @@ impl Disks {
         name: &str,
         force: bool,
     ) -> Result<Value, Error> {
-        let moving = match self.move_of(name) {
-            Ok(moving) => moving,
-            Err(error) => {
-                let stage = match self.transfer(name) {
-                    Some(Transfer::Given { id, to } | Transfer::Sent { id, to }) => {
-                        self.take_back(core, name, id, &to, force).await?;
-                        "taken-back"
-                    }
-                    Some(Transfer::Incoming { id: Some(_) }) => {
-                        self.forget_source(name).await?;
-                        "waits"
-                    }
-                    _ => return Err(error),
-                };
-                return Ok(json!({"moves": [{"name": name, "stage": stage}]}));
+        let moving = self.move_of(name);
+        if let Ok(moving) = &moving {
+            moving.abort.set(true);
+            moving.changed.notify_all();
+            moving.changed.wait_until(|| !moving.is_active()).await;
+        }
+        let stage = match (self.transfer(name), moving) {
+            (Some(Transfer::Given { .. } | Transfer::Sent { .. }), _) => {
+                self.take_back(core, name, force).await?;
+                "taken-back"
             }
+            (_, Ok(_)) => return Ok(self.moves_report(core, Some(name))),
+            (Some(Transfer::Incoming { id: Some(id) }), _) => {
+                self.forget_source(core, name, id).await?;
+                "waits"
+            }
+            (_, Err(error)) => return Err(error),
         };
-        moving.abort.set(true);
-        moving.changed.notify_all();
-        moving.changed.wait_until(|| !moving.is_active()).await;
-        Ok(self.moves_report(core, Some(name)))
+        Ok(json!({"moves": [{"name": name, "stage": stage}]}))
     }
 
     /// Limits the bytes per second of all moves together; 0 is no limit.
@@ -452,18 +461,21 @@ impl Disks {
         if moved.is_err() || moving.to_node {
             self.go_back(core, name, target, moving, &old).await;
         }
+        let given = match &goal {
+            Goal::Node(sending) if matches!(moved, Ok(()) | Err(Stop::Undecided)) => {
+                Some((sending.id, sending.to.clone()))
+            }
+            _ => None,
+        };
         let (stage, what) = match moved {
             Ok(()) => {
                 let pause_us = moving.pause_us.get();
                 tracing::info!(disk = name, to = uri, pause_us, "moved a disk");
-                if let Goal::Node(sending) = &goal {
-                    self.watch(core, name, sending.id, &sending.to);
-                }
                 (Stage::Done, What::Moved { disk, uri, pause_us })
             }
             Err(stop) => {
                 match &goal {
-                    Goal::Node(_) if matches!(stop, Stop::Left) => {}
+                    Goal::Node(_) if matches!(stop, Stop::Left | Stop::Undecided) => {}
                     Goal::Node(sending) => self.give_up(core, name, sending).await,
                     Goal::Device(..) => {
                         if let Ok(resources) = self.resources() {
@@ -474,17 +486,24 @@ impl Disks {
                 let (stage, why) = match stop {
                     Stop::Aborted => (Stage::Aborted, "it was aborted".to_owned()),
                     Stop::Left => (Stage::Aborted, "the node ends".to_owned()),
+                    Stop::Undecided => {
+                        (Stage::Aborted, format!("it was given to {uri}, which has not confirmed"))
+                    }
                     Stop::Failed(error) => (Stage::Failed(error.to_string()), error.to_string()),
                 };
-                tracing::warn!(disk = name, to = uri, "a disk stays where it is: {why}");
+                tracing::warn!(disk = name, to = uri, "a disk has not moved: {why}");
                 (stage, What::MoveFailed { disk, uri, why })
             }
         };
         self.report(core, what);
-        drop(goal);
         moving.ended_ns.set(core.now_ns());
-        // Its connection would say hello again.
-        moving.sending.take();
+        if let Goal::Node(sending) = &goal {
+            // It would say hello again.
+            sending.sender.end();
+        }
+        if let Some((id, to)) = given {
+            self.watch(core, name, id, &to);
+        }
         let copy = moving.copy.take();
         moving.copied_bytes.set(copy.map_or(0, |copy| copy.copied_bytes()));
         moving.set_stage(stage);
@@ -549,7 +568,7 @@ impl Disks {
     }
 
     async fn carry_out(
-        &self,
+        self: &Rc<Self>,
         core: &Core,
         name: &str,
         goal: &Goal,
@@ -584,7 +603,10 @@ impl Disks {
             }
             // Others use the disk: leave them room, unless that takes too long.
             copy.be_gentle(completions(target) > requests && stalled == 0);
-            let per_second = |bytes: u64| bytes.saturating_mul(1_000_000_000) / ns;
+            let per_second = |bytes: u64| {
+                let rate = u128::from(bytes) * 1_000_000_000 / u128::from(ns);
+                u64::try_from(rate).unwrap_or(u64::MAX)
+            };
             let rate = per_second(bytes);
             let left = copy.left_bytes();
             let most = (rate.saturating_mul(REST_NS) / 1_000_000_000).max(REST_BYTES_MIN);
@@ -658,6 +680,7 @@ impl Disks {
                         return Err(moving.stop());
                     }
                 }
+                Err(Switch::Undecided) => return Err(Stop::Undecided),
                 Err(Switch::Failed(error)) => return Err(Stop::Failed(error)),
             }
         }
@@ -729,6 +752,8 @@ impl Disks {
 pub(super) enum Switch {
     /// It may be tried again.
     Later(Error),
+    /// The disk was given to another node, which has not confirmed.
+    Undecided,
     Failed(Error),
 }
 
@@ -743,7 +768,7 @@ fn completions(target: &Target) -> u64 {
 }
 
 /// Waits for a step of a move, unless the move is to end before.
-async fn unless_stopped<T>(
+pub(super) async fn unless_stopped<T>(
     moving: &Move,
     step: impl Future<Output = Result<T, bdev::Error>>,
 ) -> Result<T, Stop> {

@@ -17,7 +17,7 @@ use super::Disks;
 use crate::disks::events::What;
 use crate::disks::limits::LimitChange;
 use crate::disks::transfers::Transfer;
-use crate::error::Error;
+use crate::error::{Error, Kind};
 use crate::mutant::{self, Mutant};
 
 /// How long requests of a source may take when the node ends.
@@ -32,6 +32,12 @@ struct Waiting {
 }
 
 impl Destinations for Waiting {
+    fn may_begin(&self, hello: &Hello) -> Result<(), Refusal> {
+        let disks = self.disks.upgrade();
+        let disks = disks.ok_or_else(|| Refusal::Later("the node has ended".to_owned()))?;
+        disks.may_admit(hello)
+    }
+
     fn begin<'a>(&'a self, hello: &'a Hello) -> Boxed<'a, Result<Rc<dyn Destination>, Refusal>> {
         Box::pin(async move {
             let disks = self.disks.upgrade();
@@ -50,15 +56,13 @@ struct Arrival {
     name: String,
     id: u64,
     incarnation: u64,
-    /// The guest was told that there is no write cache.
-    writes_through: bool,
 }
 
 impl Arrival {
     fn stage(&self) -> Stage {
         match self.disks.transfer(&self.name) {
             Some(Transfer::Incoming { id: Some(id) }) if id == self.id => Stage::Receiving,
-            Some(Transfer::Begun { id }) if id == self.id => Stage::Begun,
+            Some(Transfer::Begun { id, .. }) if id == self.id => Stage::Begun,
             _ => Stage::Whole,
         }
     }
@@ -74,19 +78,21 @@ impl Destination for Arrival {
         Welcome { version, incarnation, stage: self.stage() }
     }
 
-    fn own(&self) -> Boxed<'_, Result<(), String>> {
+    fn own(&self, writes_through: bool) -> Boxed<'_, Result<(), String>> {
         Box::pin(async move {
             let Arrival { core, disks, target, name, .. } = self;
             let _decides = disks.decide(name).await;
             match disks.transfer(name) {
-                Some(Transfer::Whole { id } | Transfer::Begun { id }) if id == self.id => Ok(()),
+                Some(Transfer::Whole { id, .. } | Transfer::Begun { id, .. }) if id == self.id => {
+                    Ok(())
+                }
                 Some(Transfer::Incoming { id: Some(id) }) if id == self.id => {
                     let runs = target.front_end().is_running();
-                    let stored = disks.come(core, name, id, runs).await;
+                    let stored = disks.come(core, name, id, runs, writes_through).await;
                     stored.map_err(|error| error.to_string())?;
                     match runs {
-                        true => target.admit(self.writes_through),
-                        false => disks.watch_arrived(core, name, self.writes_through),
+                        true => target.admit(writes_through),
+                        false => disks.watch_arrived(core, name),
                     }
                     Ok(())
                 }
@@ -101,14 +107,16 @@ impl Destination for Arrival {
             let _decides = disks.decide(name).await;
             match disks.transfer(name) {
                 Some(Transfer::Incoming { id: Some(id) }) if id == self.id => Ok(true),
-                Some(Transfer::Whole { id }) if id == self.id => {
+                Some(Transfer::Whole { id, .. }) if id == self.id => {
                     let again = Transfer::Incoming { id: Some(id) };
                     let stored = disks.keep_transfer(name, Some(again)).await;
                     stored.map(|()| true).map_err(|error| error.to_string())
                 }
-                Some(Transfer::Begun { id }) if id == self.id => Ok(false),
-                // It was detached, or waits for another move: nobody uses this one's data.
-                _ => Ok(true),
+                Some(Transfer::Begun { id, .. }) if id == self.id => Ok(false),
+                // It waits for another move: nobody uses this one's data.
+                Some(Transfer::Incoming { .. }) => Ok(true),
+                // It may have begun before it was detached.
+                _ => Err(format!("disk {name} was detached there")),
             }
         })
     }
@@ -186,30 +194,39 @@ impl Disks {
         Decides(self, name.to_owned())
     }
 
+    /// Whether a disk waits for a source.
+    fn may_admit(&self, hello: &Hello) -> Result<(), Refusal> {
+        let (name, id) = (&hello.disk, hello.transfer);
+        let never = |what: String| Err(Refusal::Never(what));
+        match self.transfer(name) {
+            Some(Transfer::Incoming { id: None }) if hello.given => never(format!(
+                "its disk {name} waits for a move, and knows nothing of this one, which is over"
+            )),
+            Some(Transfer::Incoming { id: None }) if self.ended_here.borrow().contains(&id) => {
+                never(format!("its disk {name} waits for another move: this one was ended there"))
+            }
+            Some(Transfer::Incoming { id: None }) => Ok(()),
+            Some(
+                Transfer::Incoming { id: Some(known) }
+                | Transfer::Whole { id: known, .. }
+                | Transfer::Begun { id: known, .. },
+            ) if known == id => Ok(()),
+            Some(Transfer::Incoming { .. }) => never(format!(
+                "its disk {name} waits for another move; `millrace disk move {name} --abort` there ends that"
+            )),
+            _ if self.find(name).is_err() => never(format!("it has no disk {name}")),
+            _ => never(format!(
+                "its disk {name} does not wait for a move: attach it with --incoming there"
+            )),
+        }
+    }
+
     /// Admits a source.
     async fn admit(self: &Rc<Self>, core: &Core, hello: &Hello) -> Result<Arrival, Refusal> {
         let (name, id) = (&hello.disk, hello.transfer);
         let never = |what: String| Err(Refusal::Never(what));
         let _decides = self.decide(name).await;
-        match self.transfer(name) {
-            Some(Transfer::Incoming { id: None }) => {}
-            Some(
-                Transfer::Incoming { id: Some(known) }
-                | Transfer::Whole { id: known }
-                | Transfer::Begun { id: known },
-            ) if known == id => {}
-            Some(Transfer::Incoming { .. }) => {
-                return never(format!(
-                    "its disk {name} waits for another move; `millrace disk move {name} --abort` there ends that"
-                ));
-            }
-            _ if self.find(name).is_err() => return never(format!("it has no disk {name}")),
-            _ => {
-                return never(format!(
-                    "its disk {name} does not wait for a move: attach it with --incoming there"
-                ));
-            }
-        }
+        self.may_admit(hello)?;
         let target = self.target(name).map_err(|error| Refusal::Later(error.to_string()))?;
         if mutant::is(Mutant::BeginsEarly) {
             target.admit(false);
@@ -235,13 +252,22 @@ impl Disks {
             name: name.clone(),
             id,
             incarnation,
-            writes_through: hello.write_cache == Some(false),
         })
     }
 
     /// Stores that all of a disk is here, and whether its guest begins.
-    async fn come(&self, core: &Core, name: &str, id: u64, runs: bool) -> Result<(), Error> {
-        let stage = if runs { Transfer::Begun { id } } else { Transfer::Whole { id } };
+    async fn come(
+        &self,
+        core: &Core,
+        name: &str,
+        id: u64,
+        runs: bool,
+        writes_through: bool,
+    ) -> Result<(), Error> {
+        let stage = match runs {
+            true => Transfer::Begun { id, writes_through },
+            false => Transfer::Whole { id, writes_through },
+        };
         self.keep_transfer(name, Some(stage)).await?;
         tracing::info!(disk = name, "a disk has come from another node");
         self.report(core, What::Came { disk: name.to_owned() });
@@ -275,14 +301,14 @@ impl Disks {
     }
 
     /// Lets the guest of a disk that is whole begin as soon as it wants to.
-    pub(super) fn watch_arrived(self: &Rc<Self>, core: &Core, name: &str, writes_through: bool) {
+    pub(super) fn watch_arrived(self: &Rc<Self>, core: &Core, name: &str) {
         let (disks, again, name) = (self.clone(), core.clone(), name.to_owned());
         core.spawn(Class::Control, async move {
-            disks.begin_when_wanted(&again, &name, writes_through).await;
+            disks.begin_when_wanted(&again, &name).await;
         });
     }
 
-    async fn begin_when_wanted(&self, core: &Core, name: &str, writes_through: bool) {
+    async fn begin_when_wanted(&self, core: &Core, name: &str) {
         let is_whole = || matches!(self.transfer(name), Some(Transfer::Whole { .. }));
         while is_whole() && !self.ended.get() {
             let Ok(target) = self.target(name) else {
@@ -292,14 +318,14 @@ impl Disks {
             let other = self.changed.wait_until(|| self.ended.get() || !is_whole());
             race(other, target.until_front_end(FrontEnd::is_running)).await;
             let _decides = self.decide(name).await;
-            let Some(Transfer::Whole { id }) = self.transfer(name) else { return };
+            let Some(Transfer::Whole { id, writes_through }) = self.transfer(name) else { return };
             if !target.front_end().is_running() {
                 continue;
             }
             if mutant::is(Mutant::BeginsWithoutStoring) {
                 return target.admit(writes_through);
             }
-            match self.keep_transfer(name, Some(Transfer::Begun { id })).await {
+            match self.keep_transfer(name, Some(Transfer::Begun { id, writes_through })).await {
                 Ok(()) => {
                     target.admit(writes_through);
                     return self.report(core, What::Begun { disk: name.to_owned() });
@@ -312,16 +338,29 @@ impl Disks {
         }
     }
 
-    /// Forgets the source of a disk, which may then be sent anew.
+    /// Forgets the source of a disk, which may then be sent anew, by another move. Suspends, for a
+    /// bounded time.
     ///
     /// # Errors
-    /// When that cannot be stored.
-    pub(super) async fn forget_source(&self, name: &str) -> Result<(), Error> {
+    /// When that cannot be stored, or the disk has come meanwhile.
+    pub(super) async fn forget_source(
+        &self,
+        core: &Core,
+        name: &str,
+        id: u64,
+    ) -> Result<(), Error> {
+        self.ended_here.borrow_mut().insert(id);
         let receiver = self.receiver.borrow().clone();
-        if let Some(receiver) = receiver {
-            receiver.release(name).await;
+        if let Some(receiver) = receiver
+            && timeout(core, STOP_NS, receiver.release(name)).await.is_err()
+        {
+            let what = format!("disk {name}: its device is not done with the data of its source");
+            return Err(Error::new(Kind::System, what));
         }
         let _decides = self.decide(name).await;
+        if self.transfer(name) != Some(Transfer::Incoming { id: Some(id) }) {
+            return Err(Error::new(Kind::Usage, format!("disk {name} has come meanwhile")));
+        }
         self.incarnations.borrow_mut().remove(name);
         self.keep_transfer(name, Some(Transfer::Incoming { id: None })).await
     }

@@ -16,6 +16,7 @@
 //! has with the destination's data by checksums, because the bitmap has gone.
 
 use std::cell::Cell;
+use std::pin::pin;
 use std::rc::Rc;
 
 use bdev::Copy;
@@ -25,7 +26,7 @@ use transfer::{Dial, Hello, Limits, Sender, Shape, Stage};
 use vhost::{FrontEnd, Target};
 
 use super::Disks;
-use super::moves::{Goal, Move, Switch};
+use super::moves::{Goal, Move, Stop, Switch, unless_stopped};
 use crate::disks::events::What;
 use crate::disks::transfers::{Peer, Transfer};
 use crate::error::{Error, Kind};
@@ -126,6 +127,7 @@ impl Disks {
         name: &str,
         id: u64,
         to: &Peer,
+        given: bool,
     ) -> Rc<Sender> {
         let limits = self.limits.borrow().of_disk(name).rates();
         let hello = Hello {
@@ -133,7 +135,7 @@ impl Disks {
             disk: to.disk.clone(),
             transfer: id,
             shape: Shape::of(&target.device().geometry()),
-            write_cache: target.write_cache(),
+            given,
             limits: (!limits.are_off()).then_some(Limits {
                 iops: limits.iops,
                 bytes_per_second: limits.bytes,
@@ -169,19 +171,21 @@ impl Disks {
         let _change = self.change().await?;
         let target = self.target(name)?;
         self.may_move(name, &target)?;
+        self.unless_configured(name)?;
         if !self.resources()?.remembers() {
             return Err(usage("this node would not remember after a restart where its disk is")
                 .hint("start it with --state DIR"));
         }
         let id = core.random_u64();
-        let sender = self.sender(core, &target, name, id, &to);
+        let sender = self.sender(core, &target, name, id, &to, false);
         let welcome = timeout(core, ANSWER_NS, sender.welcome(false)).await;
         let refused = |why: String| system(format!("{to} does not take disk {name}: {why}"));
         let welcome = welcome.map_err(|_| refused("it does not answer".to_owned()))?;
         if welcome.map_err(refused)?.stage != Stage::Receiving {
             return Err(refused("it has this disk".to_owned()));
         }
-        self.keep_transfer(name, Some(Transfer::Sending { id, to: to.clone() })).await?;
+        let sending = Transfer::Sending { id, to: to.clone(), anyway };
+        self.keep_transfer(name, Some(sending)).await?;
         tracing::info!(disk = name, to = %to, "moving a disk to another node");
         self.report(core, What::MoveBegun { disk: name.to_owned(), uri: to.to_string() });
         let sending = Rc::new(Sending { id, to, sender, anyway: Cell::new(anyway) });
@@ -191,22 +195,37 @@ impl Disks {
 
     /// Continues what an earlier process has begun.
     pub fn resume_transfers(self: &Rc<Self>, core: &Core) {
+        // What was handed over is as the predecessor had it.
+        self.each(|disk| {
+            if let Ok(serving) = &disk.serving {
+                self.withhold(&disk.spec.name, &serving.target);
+            }
+        });
         for (name, transfer) in self.transfers.borrow().clone() {
             let (disks, again) = (self.clone(), core.clone());
             match transfer {
-                Transfer::Sending { id, to } => drop(core.spawn(Class::Control, async move {
-                    disks.resume_sending(&again, &name, id, to).await;
-                })),
+                Transfer::Sending { id, to, anyway } => {
+                    drop(core.spawn(Class::Control, async move {
+                        disks.resume_sending(&again, &name, id, to, anyway).await;
+                    }));
+                }
                 Transfer::Given { id, to } | Transfer::Sent { id, to } => {
                     self.watch(core, &name, id, &to)
                 }
-                Transfer::Whole { .. } => self.watch_arrived(core, &name, false),
+                Transfer::Whole { .. } => self.watch_arrived(core, &name),
                 Transfer::Incoming { .. } | Transfer::Begun { .. } => {}
             }
         }
     }
 
-    async fn resume_sending(self: &Rc<Self>, core: &Core, name: &str, id: u64, to: Peer) {
+    async fn resume_sending(
+        self: &Rc<Self>,
+        core: &Core,
+        name: &str,
+        id: u64,
+        to: Peer,
+        anyway: bool,
+    ) {
         // It may follow from the predecessor.
         let there = || self.target(name).is_ok() || self.ended.get() || self.find(name).is_err();
         while !there() {
@@ -214,16 +233,21 @@ impl Disks {
         }
         let Ok(_change) = self.change().await else { return };
         let Ok(target) = self.target(name) else { return };
+        let begun = Transfer::Sending { id, to: to.clone(), anyway };
+        if self.transfer(name) != Some(begun) {
+            // It was detached.
+            return;
+        }
         tracing::info!(disk = name, to = %to, "a disk's move to another node continues");
-        let sender = self.sender(core, &target, name, id, &to);
+        let sender = self.sender(core, &target, name, id, &to, false);
         sender.compare(true);
-        let sending = Rc::new(Sending { id, to, sender, anyway: Cell::new(false) });
-        self.start_move(core, name, target, Goal::Node(sending), false);
+        let sending = Rc::new(Sending { id, to, sender, anyway: Cell::new(anyway) });
+        self.start_move(core, name, target, Goal::Node(sending), anyway);
     }
 
     /// Sends the rest while the guest does not run, and lets the other node have the disk.
     pub(super) async fn give(
-        &self,
+        self: &Rc<Self>,
         core: &Core,
         name: &str,
         target: &Target,
@@ -242,24 +266,35 @@ impl Disks {
             target.admit(false);
             return Err(later("an NBD client's requests do not end"));
         }
-        let rest = async {
+        let stays = Cell::new(false);
+        let mut rest = pin!(async {
             copy.be_gentle(false);
             copy.limit(0);
-            while copy.left_bytes() > 0 && !mutant::is(Mutant::SwitchesBeforeTheLastBlock) {
+            while copy.left_bytes() > 0
+                && !stays.get()
+                && !mutant::is(Mutant::SwitchesBeforeTheLastBlock)
+            {
                 copy.pass().await?;
             }
             copy.flush().await
-        };
-        let stays = async {
+        });
+        let goes_on = async {
             let runs = target.until_front_end(FrontEnd::is_running);
             race(runs, moving.until_stopped()).await;
         };
-        let given = match race(stays, rest).await {
-            Either::First(_) => Err(later("its guest continues here")),
+        let given = match race(goes_on, rest.as_mut()).await {
+            Either::First(_) => {
+                target.admit(false);
+                self.share_rate();
+                // What was taken from the bitmap must arrive before the next pass.
+                stays.set(true);
+                return Err(match unless_stopped(moving, rest).await {
+                    Err(Stop::Failed(error)) => Switch::Failed(error),
+                    _ => later("its guest continues here"),
+                });
+            }
             Either::Second(Err(error)) => Err(Switch::Failed(system(error.to_string()))),
-            Either::Second(Ok(())) if sending.sender.take_renewed() => {
-                sending.sender.compare(true);
-                copy.begin().await.map_err(|error| Switch::Failed(system(error.to_string())))?;
+            Either::Second(Ok(())) if sending.sender.is_renewed() => {
                 Err(later("the other node was started again"))
             }
             Either::Second(Ok(())) => {
@@ -273,52 +308,86 @@ impl Disks {
             self.share_rate();
             return Err(why);
         }
-        if self.resolve(core, name, target, sending).await {
-            moving.note_pause((core.now_exact_ns() - began_ns) / 1000);
-            return Ok(());
-        }
         let Sending { id, to, .. } = sending;
-        let again = Transfer::Sending { id: *id, to: to.clone() };
-        let kept = self.keep_transfer(name, Some(again)).await;
-        // The other node does not have it, whatever could be stored.
+        let sender = sending.sender.clone();
+        let stops = async || moving.until_stopped().await;
+        match self.resolve(core, name, target, *id, to, sender, stops).await {
+            None => return Err(Switch::Undecided),
+            Some(true) => {
+                moving.note_pause((core.now_exact_ns() - began_ns) / 1000);
+                return Ok(());
+            }
+            Some(false) => {}
+        }
+        // Until it is stored, the next process would ask the other node.
+        let (id, to, anyway) = (*id, to.clone(), sending.anyway.get());
+        let again = Transfer::Sending { id, to, anyway };
+        while let Err(error) = self.keep_transfer(name, Some(again.clone())).await {
+            tracing::error!(disk = name, "its guest waits: {error}");
+            core.sleep_ns(AGAIN_NS).await;
+            if self.ended.get() {
+                return Err(Switch::Undecided);
+            }
+        }
         target.admit(false);
         self.share_rate();
-        kept.map_err(Switch::Failed)?;
         Err(later("its guest continues here"))
     }
 
     /// Finds out whose a disk is that was given. Suspends until that is certain: true if it is the
-    /// other node's.
-    async fn resolve(&self, core: &Core, name: &str, target: &Target, sending: &Sending) -> bool {
-        let Sending { id, to, sender, .. } = sending;
+    /// other node's; or until it `stops`.
+    #[allow(clippy::too_many_arguments, reason = "each is something else")]
+    async fn resolve(
+        self: &Rc<Self>,
+        core: &Core,
+        name: &str,
+        target: &Target,
+        id: u64,
+        to: &Peer,
+        mut sender: Rc<Sender>,
+        stops: impl AsyncFn(),
+    ) -> Option<bool> {
+        let mut told = String::new();
         loop {
-            let runs = || target.front_end().is_running();
-            let decided = if runs() && mutant::is(Mutant::ServesWithoutAsking) {
-                Ok(false)
-            } else if runs() {
-                sender.take_back().await.map(|back| !back)
-            } else {
-                match race(target.until_front_end(FrontEnd::is_running), sender.own()).await {
-                    Either::First(()) => continue,
-                    Either::Second(owns) => owns.map(|()| true),
+            let runs = target.front_end().is_running();
+            let asked = async {
+                if runs && mutant::is(Mutant::ServesWithoutAsking) {
+                    Some(Ok(false))
+                } else if runs {
+                    Some(sender.take_back().await.map(|back| !back))
+                } else {
+                    let owns = sender.own(target.write_cache() == Some(false));
+                    match race(target.until_front_end(FrontEnd::is_running), owns).await {
+                        Either::First(()) => None,
+                        Either::Second(owns) => Some(owns.map(|()| true)),
+                    }
                 }
             };
-            let decided = match decided {
+            let decided = match race(stops(), asked).await {
+                Either::First(()) => return None,
+                Either::Second(None) => continue,
+                Either::Second(Some(decided)) => decided,
+            };
+            let why = match decided {
+                Ok(false) => return Some(false),
                 Ok(true) => {
-                    let sent = Transfer::Sent { id: *id, to: to.clone() };
-                    self.keep_transfer(name, Some(sent))
-                        .await
-                        .map_err(|error| error.to_string())
-                        .map(|()| true)
+                    let sent = Transfer::Sent { id, to: to.clone() };
+                    match self.keep_transfer(name, Some(sent)).await {
+                        Ok(()) => return Some(true),
+                        Err(error) => error.to_string(),
+                    }
                 }
-                decided => decided,
+                Err(why) => why,
             };
-            match decided {
-                Ok(is_sent) => return is_sent,
-                Err(why) => {
-                    tracing::warn!(disk = name, to = %to, "it is not known whose it is: {why}");
-                    core.sleep_ns(AGAIN_NS).await;
-                }
+            if told != why {
+                tracing::warn!(disk = name, to = %to, "it is not known whose it is: {why}");
+                told = why;
+            }
+            if let Either::First(()) = race(stops(), core.sleep_ns(AGAIN_NS)).await {
+                return None;
+            }
+            if sender.is_refused() {
+                sender = self.sender(core, target, name, id, to, true);
             }
         }
     }
@@ -326,51 +395,67 @@ impl Disks {
     /// Watches a disk that was given to another node: a guest that uses it here gets it back, if it
     /// has not begun there.
     pub(super) fn watch(self: &Rc<Self>, core: &Core, name: &str, id: u64, to: &Peer) {
+        if !self.watched.borrow_mut().insert(name.to_owned()) {
+            return;
+        }
         let (disks, again, name, to) = (self.clone(), core.clone(), name.to_owned(), to.clone());
-        core.spawn(Class::Control, async move { disks.watch_given(&again, &name, id, &to).await });
+        core.spawn(Class::Control, async move {
+            disks.watch_given(&again, &name, id, &to).await;
+            disks.watched.borrow_mut().remove(&name);
+            disks.changed.notify_all();
+        });
+    }
+
+    /// Suspends until nobody may watch any more whether a disk comes back.
+    async fn until_unwatched(&self, name: &str, id: u64) {
+        let is_over = || {
+            let given = self.transfer(name).is_some_and(|transfer| transfer.is_given(id));
+            self.ended.get() || !given || self.taking_back.borrow().contains(name)
+        };
+        self.changed.wait_until(is_over).await;
     }
 
     async fn watch_given(self: &Rc<Self>, core: &Core, name: &str, id: u64, to: &Peer) {
+        let over = async || self.until_unwatched(name, id).await;
         loop {
-            let is_given = matches!(self.transfer(name), Some(Transfer::Given { .. }));
-            if self.ended.get() || self.transfer(name).as_ref().and_then(Transfer::to) != Some(to) {
-                return;
-            }
             let Ok(target) = self.target(name) else {
-                core.sleep_ns(AGAIN_NS).await;
-                continue;
+                match race(over(), core.sleep_ns(AGAIN_NS)).await {
+                    Either::First(()) => return,
+                    Either::Second(()) => continue,
+                }
             };
-            if !is_given {
-                let gone = self.changed.wait_until(|| {
-                    self.ended.get() || !matches!(self.transfer(name), Some(Transfer::Sent { .. }))
-                });
-                if let Either::First(()) =
-                    race(gone, target.until_front_end(FrontEnd::is_running)).await
-                {
+            if let Some(Transfer::Sent { .. }) = self.transfer(name) {
+                let runs = target.until_front_end(FrontEnd::is_running);
+                if let Either::First(()) = race(over(), runs).await {
+                    return;
+                }
+                // If it is given back, and the answer is lost, it is asked again.
+                let asks = Transfer::Given { id, to: to.clone() };
+                if let Err(error) = self.keep_transfer(name, Some(asks)).await {
+                    tracing::error!(disk = name, "its guest waits: {error}");
+                    core.sleep_ns(AGAIN_NS).await;
                     continue;
                 }
             }
-            let sender = self.sender(core, &target, name, id, to);
-            let sending = Sending { id, to: to.clone(), sender, anyway: Cell::new(false) };
-            let decided = self.resolve(core, name, &target, &sending);
-            let ended = self.changed.wait_until(|| self.ended.get() || self.target(name).is_err());
-            match race(ended, decided).await {
-                Either::First(()) => return,
-                Either::Second(true) if target.front_end().is_running() => {
+            let sender = self.sender(core, &target, name, id, to, true);
+            let gone = async || {
+                let gone = self.changed.wait_until(|| self.target(name).is_err());
+                race(over(), gone).await;
+            };
+            match self.resolve(core, name, &target, id, to, sender.clone(), gone).await {
+                None if self.target(name).is_err() => {}
+                None => return,
+                Some(true) if target.front_end().is_running() => {
                     let why = "its guest has begun there".to_owned();
                     tracing::error!(disk = name, to = %to, "a guest waits for a disk that has moved");
                     let (disk, uri) = (name.to_owned(), to.to_string());
                     self.report(core, What::Elsewhere { disk, uri, why });
                     let ends = target.until_front_end(|does| !does.is_running());
-                    let gone = self.changed.wait_until(|| {
-                        self.ended.get()
-                            || !matches!(self.transfer(name), Some(Transfer::Sent { .. }))
-                    });
-                    race(gone, ends).await;
+                    race(over(), ends).await;
                 }
-                Either::Second(true) => {}
-                Either::Second(false) => {
-                    self.abandon(core, name, &sending.sender).await;
+                Some(true) => {}
+                Some(false) => {
+                    self.abandon(core, name, &sender).await;
                     return self.serve_again(core, name, &target, to).await;
                 }
             }
@@ -396,40 +481,73 @@ impl Disks {
         self: &Rc<Self>,
         core: &Core,
         name: &str,
+        force: bool,
+    ) -> Result<(), Error> {
+        if !self.taking_back.borrow_mut().insert(name.to_owned()) {
+            return Err(usage(format!("disk {name} is being taken back")));
+        }
+        self.changed.notify_all();
+        // What is being asked and stored comes first.
+        self.changed.wait_until(|| !self.watched.borrow().contains(name)).await;
+        let taken = match self.transfer(name) {
+            Some(Transfer::Given { id, to } | Transfer::Sent { id, to }) => {
+                let taken = self.take_back_now(core, name, id, &to, force).await;
+                self.taking_back.borrow_mut().remove(name);
+                if taken.is_err() {
+                    self.watch(core, name, id, &to);
+                }
+                taken
+            }
+            // Its guest has taken it back.
+            _ => Ok(()),
+        };
+        self.taking_back.borrow_mut().remove(name);
+        taken
+    }
+
+    async fn take_back_now(
+        self: &Rc<Self>,
+        core: &Core,
+        name: &str,
         id: u64,
         to: &Peer,
         force: bool,
     ) -> Result<(), Error> {
         let target = self.target(name)?;
-        if !force {
-            let sender = self.sender(core, &target, name, id, to);
-            let asked = async {
-                sender.welcome(false).await?;
-                sender.take_back().await
-            };
-            let hint = "--force serves it here without asking; never do that while its guest may use it there";
-            match timeout(core, ANSWER_NS, asked).await {
-                Ok(Ok(true)) => self.abandon(core, name, &sender).await,
-                Ok(Ok(false)) => {
-                    return Err(usage(format!("disk {name}: its guest has begun at {to}")));
-                }
-                Ok(Err(why)) => {
-                    return Err(
-                        system(format!("{to} does not give disk {name} back: {why}")).hint(hint)
-                    );
-                }
-                Err(_) => return Err(system(format!("{to} does not answer")).hint(hint)),
-            }
+        if force {
+            self.serve_again(core, name, &target, to).await;
+            return Ok(());
         }
-        self.serve_again(core, name, &target, to).await;
-        Ok(())
+        // If it is given back, and the answer is lost, it is asked again.
+        self.keep_transfer(name, Some(Transfer::Given { id, to: to.clone() })).await?;
+        let sender = self.sender(core, &target, name, id, to, true);
+        let asked = async {
+            sender.welcome(false).await?;
+            sender.take_back().await
+        };
+        let hint =
+            "--force serves it here without asking; never do that while its guest may use it there";
+        match timeout(core, ANSWER_NS, asked).await {
+            Ok(Ok(true)) => {
+                self.abandon(core, name, &sender).await;
+                self.serve_again(core, name, &target, to).await;
+                Ok(())
+            }
+            Ok(Ok(false)) => Err(usage(format!("disk {name}: its guest has begun at {to}"))),
+            Ok(Err(why)) => {
+                Err(system(format!("{to} does not give disk {name} back: {why}")).hint(hint))
+            }
+            Err(_) => Err(system(format!("{to} does not answer")).hint(hint)),
+        }
     }
 
-    /// Lets the other node forget a disk that it does not get, if it answers.
+    /// Lets the other node forget a disk that it does not get, if it answers. Ends the connection.
     async fn abandon(&self, core: &Core, name: &str, sender: &Sender) {
         if !matches!(timeout(core, AGAIN_NS, sender.abandon()).await, Ok(Ok(()))) {
             tracing::warn!(disk = name, "the other node still waits for it");
         }
+        // It would say hello again.
+        sender.end();
     }
 
     /// The end of a move that has not moved the disk: the other node forgets it, if it answers.

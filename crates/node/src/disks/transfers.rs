@@ -45,18 +45,32 @@ impl std::fmt::Display for Peer {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "stage", rename_all = "kebab-case", deny_unknown_fields)]
 pub(crate) enum Transfer {
-    /// It is being copied to another node, and served here.
-    Sending { id: u64, to: Peer },
+    /// It is being copied to another node, and served here. It goes `anyway` if no machine uses it.
+    Sending {
+        id: u64,
+        to: Peer,
+        #[serde(default)]
+        anyway: bool,
+    },
     /// The other node has all of it, and may have begun.
     Given { id: u64, to: Peer },
     /// It is the other node's.
     Sent { id: u64, to: Peer },
     /// It waits for its data; from this move, if there is one.
     Incoming { id: Option<u64> },
-    /// All of it is here. The guest has not begun.
-    Whole { id: u64 },
+    /// All of it is here. The guest has not begun; it has switched its write cache off if it
+    /// `writes_through`.
+    Whole {
+        id: u64,
+        #[serde(default)]
+        writes_through: bool,
+    },
     /// The guest has begun to use it here.
-    Begun { id: u64 },
+    Begun {
+        id: u64,
+        #[serde(default)]
+        writes_through: bool,
+    },
 }
 
 impl Transfer {
@@ -73,6 +87,11 @@ impl Transfer {
             | Transfer::Sent { to, .. } => Some(to),
             _ => None,
         }
+    }
+
+    /// Whether a source has given the disk of this move, or may have, and has not got it back.
+    pub fn is_given(&self, move_id: u64) -> bool {
+        matches!(self, Transfer::Given { id, .. } | Transfer::Sent { id, .. } if *id == move_id)
     }
 
     /// What operators are told.
@@ -105,13 +124,13 @@ mod tests {
         assert_eq!(to("::1").to_string(), "[::1]:7070/vm1");
         let id = u64::MAX;
         let all = [
-            Transfer::Sending { id, to: to("b") },
+            Transfer::Sending { id, to: to("b"), anyway: true },
             Transfer::Given { id, to: to("b") },
             Transfer::Sent { id, to: to("b") },
             Transfer::Incoming { id: None },
             Transfer::Incoming { id: Some(id) },
-            Transfer::Whole { id },
-            Transfer::Begun { id },
+            Transfer::Whole { id, writes_through: true },
+            Transfer::Begun { id, writes_through: false },
         ];
         for transfer in all {
             let text = serde_json::to_string(&transfer).unwrap();

@@ -273,14 +273,18 @@ impl Outside {
     /// Moves the machine to the other host, and its disk along with it.
     async fn migrate(&mut self) {
         let (here, there) = (self.at, 1 - self.at);
-        self.prepare(there).await;
+        // A move whose machine's migration has failed goes on.
+        let goes_on = self.hosts[here].stage() == "sending";
+        if !goes_on {
+            self.prepare(there).await;
+        }
         self.until("it serves", |outside| {
             outside.hosts[here].node.as_ref().is_some_and(Running::serves)
         })
         .await;
         self.steps(30).await;
         let net = self.hosts[there].net;
-        if let Some(node) = &self.hosts[here].node {
+        if let Some(node) = self.hosts[here].node.as_ref().filter(|_| !goes_on) {
             node.told.begin_send.set(Some(net));
         }
         let begun =
@@ -325,6 +329,9 @@ impl Outside {
         })
         .await;
         assert!(["here", "sending", "begun"].contains(&&*self.hosts[here].stage()));
+        if self.rng.coin() {
+            return;
+        }
         // The next move begins anew.
         if let Some(node) = &self.hosts[here].node {
             node.told.end_move.set(Some(false));
@@ -345,7 +352,6 @@ impl Outside {
         self.stop().await;
         let before = self.hosts[here].completions();
         self.go_on(here);
-        self.runs = false;
         let end_ns = self.core.now_ns() + NOTHING_NS;
         while self.core.now_ns() < end_ns {
             self.step().await;

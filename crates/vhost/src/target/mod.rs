@@ -375,6 +375,8 @@ impl Target {
     pub fn withhold(&self) -> bool {
         let may = !self.front_end.get().is_running();
         if may {
+            self.events.admitted.set(false);
+            self.writes_through.set(false);
             self.trouble.withhold();
         }
         may
@@ -385,7 +387,12 @@ impl Target {
     /// durable immediately.
     pub fn admit(&self, switched: bool) {
         match self.front_end.get() {
-            FrontEnd::Absent => self.trouble.admit(),
+            FrontEnd::Absent => {
+                if switched {
+                    self.write_cache.set(Some(false));
+                }
+                self.trouble.admit();
+            }
             _ => {
                 self.writes_through.set(switched);
                 self.events.admitted.set(true);
