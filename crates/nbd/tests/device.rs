@@ -6,7 +6,7 @@ use std::future::Future;
 use std::net::SocketAddr;
 use std::rc::Rc;
 
-use bdev::{Bdev, BufIo, Copy, Kind, Status, TaskChannel};
+use bdev::{Bdev, BufIo, Copy, DeviceTarget, Kind, Status, TaskChannel};
 use nbd::{Disk, Disks, Server};
 use reactor::Core;
 use reactor::sim::{NetConfig, SimConfig, World};
@@ -296,7 +296,8 @@ fn copies_keep_holes_in_both_directions() {
         let to = Bdev::open(&core, "nbd://127.0.0.1/b").await.unwrap();
         assert_eq!(Client::over(&core, &to).write(5 * MIB, &[7; 4096]).await, Status::Ok);
         let tracked = from.tracked(&core, 65536).await.unwrap();
-        let copy = Copy::new(&core, &tracked, &to).unwrap();
+        let target = Box::new(DeviceTarget::new(&core, &to).unwrap());
+        let copy = Copy::new(&core, &tracked, target).unwrap();
         copy.begin().await.unwrap();
         copy.pass().await.unwrap();
         copy.flush().await.unwrap();
