@@ -543,6 +543,24 @@ fn a_device_that_does_not_answer_is_abandoned() {
     });
 }
 
+/// A disk that has moved has another device, and the connections of before may last longer.
+#[test]
+fn a_disk_that_was_released_is_opened_again() {
+    with_disks(&[("a", "mem:4M"), ("b", "mem:4M")], async |scene| {
+        let deaf = Client::of(&scene, "a").await;
+        deaf.request(READ, 1, 0, 1 << 20, &[]).await;
+        scene.core.sleep_ns(SECOND_NS / 10).await;
+        assert!(scene.server.release("a", SECOND_NS / 10).await);
+        assert_eq!(scene.server.connections_of("a"), 1, "it takes no replies");
+        let other = scene.disks.0.borrow()["b"].clone();
+        scene.disks.0.borrow_mut().insert("a".to_owned(), other);
+        let mut client = Client::of(&scene, "a").await;
+        assert_eq!(client.write(0, &[1; 512]).await, 0);
+        assert_eq!(Client::of(&scene, "b").await.read(0, 512).await, [1; 512]);
+        drop(deaf);
+    });
+}
+
 #[test]
 fn a_pause_ends_connections_and_clients_come_back_after_it() {
     with_disks(&[("a", "delay:write=10ms|mem:1M")], async |scene| {
