@@ -8,8 +8,8 @@ use std::rc::Rc;
 
 use bdev::{Bdev, BufIo, Copy, DeviceTarget, Kind, Status, TaskChannel};
 use nbd::{Disk, Disks, Server};
-use reactor::Core;
 use reactor::sim::{NetConfig, SimConfig, World};
+use reactor::Core;
 
 const SECOND_NS: u64 = 1_000_000_000;
 const MIB: u64 = 1 << 20;
@@ -326,6 +326,27 @@ fn opening_fails_with_a_reason() {
                 Ok(device) => assert!(why.is_empty() && device.geometry().block_size == 65536),
             }
         }
+        scene.stop().await;
+    });
+}
+
+/// Which of the writes a failed flush has lost is unknown, so no flush beside it is good.
+#[test]
+fn a_flush_that_ends_after_a_failed_one_fails() {
+    in_worlds(1, |core| async move {
+        let uri = "error:kind=flush&every=2|delay:all=20ms|mem:8M";
+        let mut scene = Scene::new(&core, &[("a", uri)]).await;
+        let client = Client::open(&core, URI).await;
+        let ends: [std::pin::Pin<Box<dyn Future<Output = Status>>>; 4] = [
+            Box::pin(client.plain(Kind::Flush, 0, 0)),
+            Box::pin(client.write_with(0, &[1; 512], true)),
+            Box::pin(client.write_with(512, &[1; 512], false)),
+            Box::pin(client.plain(Kind::Flush, 0, 0)),
+        ];
+        let ends = reactor::join_all(ends.into()).await;
+        // A write without a flush promises nothing.
+        assert_eq!(ends, [Status::IoError, Status::IoError, Status::Ok, Status::IoError]);
+        assert_eq!(client.write(0, &[2; 512]).await, Status::IoError);
         scene.stop().await;
     });
 }

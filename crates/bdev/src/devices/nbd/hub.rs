@@ -485,17 +485,22 @@ impl Hub {
             tracing::error!(%server, errno, "an NBD server has failed a flush: no more is written");
             self.shared.flush_failed.store(true, Ordering::Relaxed);
         }
-        if errno == 0 && job.request.fua && !self.agreed.takes_fua() && !is_flush {
+        // Which of the writes it has lost is unknown: no flush beside it is good.
+        let has_lost =
+            self.shared.flush_failed.load(Ordering::Relaxed) && (is_flush || job.request.fua);
+        let flushes_next = job.request.fua && !self.agreed.takes_fua() && !is_flush;
+        if errno == 0 && flushes_next && !has_lost {
             // With the same cookie, because the sender may still have the data.
             job.flushes = true;
             self.enqueue(cookie, job);
             self.changed.notify_all();
             return Ok(());
         }
+        let status = if has_lost { Status::IoError } else { Status::of(errno.cast_signed()) };
         let extent =
             |found: &nbdproto::Extent| Extent { len: found.len.into(), is_hole: found.hole };
         let extents = extents.iter().map(extent).collect();
-        job.request.ticket.answer(Status::of(errno.cast_signed()), data, extents);
+        job.request.ticket.answer(status, data, extents);
         if self.is_gone() {
             self.changed.notify_all();
         }
