@@ -8,8 +8,10 @@ use std::rc::Rc;
 
 use bdev::{Bdev, BufIo, Copy, DeviceTarget, Kind, Status, TaskChannel};
 use nbd::{Disk, Disks, Server};
+use nbdproto::fuzz::Few;
+use nbdproto::{Handshake, Progress};
 use reactor::sim::{NetConfig, SimConfig, World};
-use reactor::Core;
+use reactor::{Core, Listener};
 
 const SECOND_NS: u64 = 1_000_000_000;
 const MIB: u64 = 1 << 20;
@@ -326,6 +328,49 @@ fn opening_fails_with_a_reason() {
                 Ok(device) => assert!(why.is_empty() && device.geometry().block_size == 65536),
             }
         }
+        scene.stop().await;
+    });
+}
+
+/// A server that ends each connection after its handshake. Counts them.
+async fn serve_handshakes(core: Core, listener: Listener, made: Rc<Cell<u32>>) {
+    loop {
+        let socket = listener.accept().await.unwrap();
+        made.set(made.get() + 1);
+        let (mut handshake, mut input) = (Handshake::default(), Vec::new());
+        let mut out = Handshake::greeting().to_vec();
+        loop {
+            let (used, progress) = handshake.take(&input, &Few, &mut out).unwrap();
+            input.drain(..used);
+            socket.send(std::mem::take(&mut out)).await.0.unwrap();
+            if matches!(progress, Progress::Serve(_)) {
+                break;
+            }
+            if used == 0 {
+                input = socket.recv(input, 4096).await.1;
+            }
+        }
+        core.sleep_ns(1_000_000).await;
+    }
+}
+
+#[test]
+fn a_server_that_ends_every_connection_is_tried_less_and_less_often() {
+    in_worlds(1, |core| async move {
+        let made = Rc::new(Cell::new(0));
+        let listener = core.listen_alone(addr()).unwrap();
+        let serving = serve_handshakes(core.clone(), listener, made.clone());
+        let serving = core.spawn(reactor::Class::Foreground, serving).owned();
+        let client = Client::open(&core, &format!("{URI}?reconnect-delay=1s")).await;
+        while core.now_ns() < 60 * SECOND_NS {
+            assert_eq!(client.write(0, &[1; 512]).await, Status::IoError);
+            core.sleep_ns(SECOND_NS / 10).await;
+        }
+        assert!((15..40).contains(&made.get()), "{} connections", made.get());
+        drop(serving);
+        let mut scene = Scene::new(&core, &[("a", "mem:1M")]).await;
+        core.sleep_ns(6 * SECOND_NS).await;
+        assert_eq!(client.write(0, &[1; 512]).await, Status::Ok);
         scene.stop().await;
     });
 }
