@@ -356,15 +356,19 @@ impl Hub {
                 Action::Disconnect.encode(&mut bye, 0, 0, 0);
                 // A server that takes nothing is not waited for.
                 let _ = timeout(&self.core, PAUSE_NS, socket.send(bye)).await;
+                socket.shutdown();
                 None
             }
-            Either::Second(Either::First(why)) => Some(why),
+            // Requests on their way are dropped: they are repeated, and must not arrive later.
+            Either::Second(Either::First(why)) => {
+                socket.reset();
+                Some(why)
+            }
             Either::Second(Either::Second(why)) => {
-                socket.shutdown();
+                socket.reset();
                 return Some(why);
             }
         };
-        socket.shutdown();
         // It has the data of a job.
         sending.await;
         why
