@@ -285,6 +285,24 @@ fn another_export_of_the_same_name_is_not_taken_for_the_old_one() {
     });
 }
 
+/// The disk has grown.
+#[test]
+fn a_larger_export_is_taken_for_the_old_one() {
+    in_worlds(1, |core| async move {
+        let mut scene = Scene::new(&core, &[("a", "mem:8M")]).await;
+        let client = Client::open(&core, &format!("{URI}?reconnect-delay=5s")).await;
+        assert_eq!(client.write(0, &[1; 4096]).await, Status::Ok);
+        scene.stop().await;
+        let device = Bdev::open(&core, "mem:16M").await.unwrap();
+        let other = Rc::new(TestDisk { device, taken: Cell::new(false) });
+        scene.disks.0.borrow_mut().insert("a".to_owned(), other);
+        scene.again().await;
+        assert_eq!(client.read(0, 4096).await.unwrap(), [0; 4096]);
+        assert_eq!(client.channel.device().geometry().size_bytes, 8 * MIB);
+        scene.stop().await;
+    });
+}
+
 #[test]
 fn copies_keep_holes_in_both_directions() {
     in_worlds(1, |core| async move {

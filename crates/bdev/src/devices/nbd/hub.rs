@@ -302,6 +302,11 @@ impl Hub {
         self.queue.replace(jobs.keys().copied().collect());
     }
 
+    /// Whether an export can be used in place of the first one.
+    fn is_same(&self, export: &Export) -> bool {
+        export.replaces(&self.agreed, self.shared.piece_bytes as u32)
+    }
+
     /// Makes another connection; `None` if the device has gone.
     async fn reconnect(&self) -> Option<Connection> {
         let core = &self.core;
@@ -327,7 +332,7 @@ impl Hub {
             self.pause_ns.set((2 * pause_ns).min(longest));
             let why = match tried {
                 Either::First(()) => return None,
-                Either::Second(Ok(again)) if again.1.replaces(&self.agreed) => return Some(again),
+                Either::Second(Ok(again)) if self.is_same(&again.1) => return Some(again),
                 Either::Second(Ok(_)) => "the server has another export of that name".to_owned(),
                 Either::Second(Err(error)) => error.to_string(),
             };
