@@ -55,8 +55,7 @@ const BLOCK_BYTES_MIN: u32 = 512;
 const PIECE_BYTES: u64 = 1 << 20;
 /// The longest piece of a discard or of zeroes, and the longest range that is asked for holes.
 const RANGE_BYTES_MAX: u64 = 1 << 30;
-/// Attempts to open a device. A name may have several addresses, and a line may have a connection
-/// that somebody has asked for and not taken.
+/// Attempts to open a device. A name may have several addresses.
 const ATTEMPTS: u32 = 3;
 
 /// An export of a server.
