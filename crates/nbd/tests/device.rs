@@ -6,10 +6,12 @@ use std::future::Future;
 use std::net::SocketAddr;
 use std::rc::Rc;
 
-use bdev::{Bdev, BufIo, Copy, Kind, Status, TaskChannel};
+use bdev::{Bdev, BufIo, Copy, DeviceTarget, Kind, Status, TaskChannel};
 use nbd::{Disk, Disks, Server};
-use reactor::Core;
+use nbdproto::fuzz::Few;
+use nbdproto::{Handshake, Progress};
 use reactor::sim::{NetConfig, SimConfig, World};
+use reactor::{Core, Listener};
 
 const SECOND_NS: u64 = 1_000_000_000;
 const MIB: u64 = 1 << 20;
@@ -283,6 +285,24 @@ fn another_export_of_the_same_name_is_not_taken_for_the_old_one() {
     });
 }
 
+/// The disk has grown.
+#[test]
+fn a_larger_export_is_taken_for_the_old_one() {
+    in_worlds(1, |core| async move {
+        let mut scene = Scene::new(&core, &[("a", "mem:8M")]).await;
+        let client = Client::open(&core, &format!("{URI}?reconnect-delay=5s")).await;
+        assert_eq!(client.write(0, &[1; 4096]).await, Status::Ok);
+        scene.stop().await;
+        let device = Bdev::open(&core, "mem:16M").await.unwrap();
+        let other = Rc::new(TestDisk { device, taken: Cell::new(false) });
+        scene.disks.0.borrow_mut().insert("a".to_owned(), other);
+        scene.again().await;
+        assert_eq!(client.read(0, 4096).await.unwrap(), [0; 4096]);
+        assert_eq!(client.channel.device().geometry().size_bytes, 8 * MIB);
+        scene.stop().await;
+    });
+}
+
 #[test]
 fn copies_keep_holes_in_both_directions() {
     in_worlds(1, |core| async move {
@@ -296,7 +316,8 @@ fn copies_keep_holes_in_both_directions() {
         let to = Bdev::open(&core, "nbd://127.0.0.1/b").await.unwrap();
         assert_eq!(Client::over(&core, &to).write(5 * MIB, &[7; 4096]).await, Status::Ok);
         let tracked = from.tracked(&core, 65536).await.unwrap();
-        let copy = Copy::new(&core, &tracked, &to).unwrap();
+        let target = Box::new(DeviceTarget::new(&core, &to).unwrap());
+        let copy = Copy::new(&core, &tracked, target).unwrap();
         copy.begin().await.unwrap();
         copy.pass().await.unwrap();
         copy.flush().await.unwrap();
@@ -325,6 +346,70 @@ fn opening_fails_with_a_reason() {
                 Ok(device) => assert!(why.is_empty() && device.geometry().block_size == 65536),
             }
         }
+        scene.stop().await;
+    });
+}
+
+/// A server that ends each connection after its handshake. Counts them.
+async fn serve_handshakes(core: Core, listener: Listener, made: Rc<Cell<u32>>) {
+    loop {
+        let socket = listener.accept().await.unwrap();
+        made.set(made.get() + 1);
+        let (mut handshake, mut input) = (Handshake::default(), Vec::new());
+        let mut out = Handshake::greeting().to_vec();
+        loop {
+            let (used, progress) = handshake.take(&input, &Few, &mut out).unwrap();
+            input.drain(..used);
+            socket.send(std::mem::take(&mut out)).await.0.unwrap();
+            if matches!(progress, Progress::Serve(_)) {
+                break;
+            }
+            if used == 0 {
+                input = socket.recv(input, 4096).await.1;
+            }
+        }
+        core.sleep_ns(1_000_000).await;
+    }
+}
+
+#[test]
+fn a_server_that_ends_every_connection_is_tried_less_and_less_often() {
+    in_worlds(1, |core| async move {
+        let made = Rc::new(Cell::new(0));
+        let listener = core.listen_alone(addr()).unwrap();
+        let serving = serve_handshakes(core.clone(), listener, made.clone());
+        let serving = core.spawn(reactor::Class::Foreground, serving).owned();
+        let client = Client::open(&core, &format!("{URI}?reconnect-delay=1s")).await;
+        while core.now_ns() < 60 * SECOND_NS {
+            assert_eq!(client.write(0, &[1; 512]).await, Status::IoError);
+            core.sleep_ns(SECOND_NS / 10).await;
+        }
+        assert!((15..40).contains(&made.get()), "{} connections", made.get());
+        drop(serving);
+        let mut scene = Scene::new(&core, &[("a", "mem:1M")]).await;
+        core.sleep_ns(6 * SECOND_NS).await;
+        assert_eq!(client.write(0, &[1; 512]).await, Status::Ok);
+        scene.stop().await;
+    });
+}
+
+/// Which of the writes a failed flush has lost is unknown, so no flush beside it is good.
+#[test]
+fn a_flush_that_ends_after_a_failed_one_fails() {
+    in_worlds(1, |core| async move {
+        let uri = "error:kind=flush&every=2|delay:all=20ms|mem:8M";
+        let mut scene = Scene::new(&core, &[("a", uri)]).await;
+        let client = Client::open(&core, URI).await;
+        let ends: [std::pin::Pin<Box<dyn Future<Output = Status>>>; 4] = [
+            Box::pin(client.plain(Kind::Flush, 0, 0)),
+            Box::pin(client.write_with(0, &[1; 512], true)),
+            Box::pin(client.write_with(512, &[1; 512], false)),
+            Box::pin(client.plain(Kind::Flush, 0, 0)),
+        ];
+        let ends = reactor::join_all(ends.into()).await;
+        // A write without a flush promises nothing.
+        assert_eq!(ends, [Status::IoError, Status::IoError, Status::Ok, Status::IoError]);
+        assert_eq!(client.write(0, &[2; 512]).await, Status::IoError);
         scene.stop().await;
     });
 }

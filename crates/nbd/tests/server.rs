@@ -478,6 +478,30 @@ fn a_client_that_sends_half_a_write_or_takes_no_replies_delays_nobody() {
     });
 }
 
+/// A client that has lost a connection repeats its requests on another one, and writes more. What
+/// the server has of the first connection must not be executed after that.
+#[test]
+fn requests_of_a_lost_connection_are_not_executed_late() {
+    with_disks(&[("a", "mem:4M")], async |scene| {
+        let lost = Client::of(&scene, "a").await;
+        // Its replies are not taken, so the write waits for room.
+        for cookie in 0..8 {
+            lost.request(READ, cookie, 1 << 20, 1 << 20, &[]).await;
+        }
+        lost.request(WRITE, 8, 0, 512, &[1; 512]).await;
+        scene.core.sleep_ns(SECOND_NS).await;
+        let mut client = Client::of(&scene, "a").await;
+        assert_eq!(client.read(0, 512).await, [0; 512], "the write waits");
+        assert_eq!(client.write(0, &[1; 512]).await, 0);
+        assert_eq!(client.write(0, &[2; 512]).await, 0);
+        drop(lost);
+        while scene.server.connections() > 1 {
+            scene.core.sleep_ns(1_000_000).await;
+        }
+        assert_eq!(client.read(0, 512).await, [2; 512]);
+    });
+}
+
 #[test]
 fn clients_of_a_disk_that_goes_are_told_so() {
     with_disks(&[("a", "delay:write=1s|mem:1M"), ("b", "mem:1M")], async |scene| {
@@ -516,6 +540,24 @@ fn a_device_that_does_not_answer_is_abandoned() {
         assert_eq!(Rc::strong_count(&gone), 1);
         assert_eq!(client.reply().await, Some((108, 1)));
         assert_eq!(client.reply().await, None);
+    });
+}
+
+/// A disk that has moved has another device, and the connections of before may last longer.
+#[test]
+fn a_disk_that_was_released_is_opened_again() {
+    with_disks(&[("a", "mem:4M"), ("b", "mem:4M")], async |scene| {
+        let deaf = Client::of(&scene, "a").await;
+        deaf.request(READ, 1, 0, 1 << 20, &[]).await;
+        scene.core.sleep_ns(SECOND_NS / 10).await;
+        assert!(scene.server.release("a", SECOND_NS / 10).await);
+        assert_eq!(scene.server.connections_of("a"), 1, "it takes no replies");
+        let other = scene.disks.0.borrow()["b"].clone();
+        scene.disks.0.borrow_mut().insert("a".to_owned(), other);
+        let mut client = Client::of(&scene, "a").await;
+        assert_eq!(client.write(0, &[1; 512]).await, 0);
+        assert_eq!(Client::of(&scene, "b").await.read(0, 512).await, [1; 512]);
+        drop(deaf);
     });
 }
 

@@ -252,7 +252,8 @@ pub fn client(data: &[u8]) {
     if let Some(export) = &whole.export {
         assert!(export.size_bytes <= i64::MAX as u64 && export.block_bytes.is_power_of_two());
         assert!(export.payload_bytes_max <= PAYLOAD_BYTES_MAX);
-        assert!(export.payload_bytes_max >= export.block_bytes && export.replaces(export));
+        assert!(export.payload_bytes_max >= export.block_bytes);
+        assert!(export.replaces(export, export.payload_bytes_max));
     }
     let mut open = OPEN.to_vec();
     for Answered { cookie, errno, data, extents } in &whole.answered {

@@ -54,7 +54,7 @@ pub struct Connection {
     outstanding: Cell<usize>,
     /// No further request is received.
     no_more: Cell<bool>,
-    /// The client takes no replies any more.
+    /// The client takes no replies any more. No further request is executed.
     dead: Cell<bool>,
     /// Notified after each change of the fields above.
     changed: Event,
@@ -191,11 +191,15 @@ impl Connection {
         let sender = self.clone();
         let mut sending =
             core.spawn(Class::Foreground, async move { sender.send_replies().await }).owned();
-        let received = race(self.told_to_end(), self.receive(&session, input)).await;
+        // A client that takes no replies may have repeated its requests on another connection:
+        // those that were received and not started must not be executed any more.
+        let lost = self.changed.wait_until(|| self.dead.get());
+        let ended = race(lost, self.told_to_end());
+        let received = race(ended, self.receive(&session, input)).await;
         self.no_more.set(true);
         self.changed.notify_all();
         let received = match received {
-            Either::First(()) => Ok(()),
+            Either::First(_) => Ok(()),
             Either::Second(received) => received,
         };
         received?;
@@ -442,8 +446,9 @@ impl Connection {
                 Ok((Err(error), _)) => Why::Lost(error),
                 Err(_) => Why::Slow("to take replies"),
             };
-            // Wakes the receiving task, too.
             self.dead.set(true);
+            // Wakes the receiving task, too.
+            self.changed.notify_all();
             drop(self.queue.take());
             self.socket.shutdown();
             return Err(failed);

@@ -2,9 +2,12 @@
 //!
 //! All requests of a core together may hold a quarter of the core's pool, at most
 //! [`TOTAL_BYTES_MAX`]. A connection may hold a quarter of that, so that one that takes no replies
-//! leaves room for others. A connection that finds no room is not read.
+//! leaves room for others. A connection that finds no room is not read. Those that wait for room of
+//! the core get it in the order in which they began to wait, so that long requests are not passed
+//! by short ones for ever.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
 use std::rc::Rc;
 
 use reactor::Event;
@@ -45,7 +48,11 @@ pub struct Budget {
     connection_bytes_max: usize,
     total_bytes_max: usize,
     bytes: Cell<usize>,
-    /// Notified after each release.
+    /// Those that wait for room of the core, oldest first.
+    line: RefCell<VecDeque<u64>>,
+    /// The number of the next one.
+    next: Cell<u64>,
+    /// Notified after each release, and when the line has changed.
     freed: Event,
 }
 
@@ -57,6 +64,8 @@ impl Budget {
             connection_bytes_max: total_bytes_max / 4,
             total_bytes_max,
             bytes: Cell::new(0),
+            line: RefCell::default(),
+            next: Cell::new(0),
             freed: Event::new(),
         }
     }
@@ -83,21 +92,53 @@ impl Share {
     /// Waits until there is room for a request with `bytes` of data, at most
     /// [`Budget::payload_bytes_max`].
     pub async fn acquire(self: &Rc<Share>, bytes: usize) -> Permit {
-        self.budget.freed.wait_for(|| self.try_acquire(bytes)).await
+        let mut place = None;
+        self.budget.freed.wait_for(|| self.try_acquire(bytes, &mut place)).await
     }
 
-    fn try_acquire(self: &Rc<Share>, bytes: usize) -> Option<Permit> {
+    /// Takes the room, or a place in the line for that of the core.
+    fn try_acquire(self: &Rc<Share>, bytes: usize, place: &mut Option<Place>) -> Option<Permit> {
         let bytes = bytes + REQUEST_COST;
         let budget = &self.budget;
-        let fits = self.requests.get() < REQUESTS_MAX
-            && self.bytes.get() + bytes <= budget.connection_bytes_max
-            && budget.bytes.get() + bytes <= budget.total_bytes_max;
-        fits.then(|| {
-            self.requests.set(self.requests.get() + 1);
-            self.bytes.set(self.bytes.get() + bytes);
-            budget.bytes.set(budget.bytes.get() + bytes);
-            Permit { share: self.clone(), bytes }
-        })
+        if self.requests.get() >= REQUESTS_MAX
+            || self.bytes.get() + bytes > budget.connection_bytes_max
+        {
+            return None;
+        }
+        let number = place.get_or_insert_with(|| Place::last(budget)).number;
+        let is_first = budget.line.borrow().front() == Some(&number);
+        if !is_first || budget.bytes.get() + bytes > budget.total_bytes_max {
+            return None;
+        }
+        *place = None;
+        self.requests.set(self.requests.get() + 1);
+        self.bytes.set(self.bytes.get() + bytes);
+        budget.bytes.set(budget.bytes.get() + bytes);
+        Some(Permit { share: self.clone(), bytes })
+    }
+}
+
+/// A place in the line of a budget, until this is dropped.
+struct Place {
+    budget: Rc<Budget>,
+    number: u64,
+}
+
+impl Place {
+    fn last(budget: &Rc<Budget>) -> Place {
+        let number = budget.next.replace(budget.next.get() + 1);
+        budget.line.borrow_mut().push_back(number);
+        Place { budget: budget.clone(), number }
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let mut line = self.budget.line.borrow_mut();
+        line.retain(|number| *number != self.number);
+        if !line.is_empty() {
+            self.budget.freed.notify_all();
+        }
     }
 }
 
@@ -119,6 +160,10 @@ impl Drop for Permit {
 
 #[cfg(test)]
 mod tests {
+    use std::future::Future;
+    use std::pin::pin;
+    use std::task::{Context, Waker};
+
     use super::*;
 
     #[test]
@@ -129,9 +174,10 @@ mod tests {
             assert!(payload.is_power_of_two());
             assert!((32 << 10..=32 << 20).contains(&payload));
             let all: Vec<_> = (0..4).map(|_| Share::new(&budget)).collect();
-            let permits: Vec<_> = all.iter().map(|share| share.try_acquire(payload)).collect();
+            let permits: Vec<_> =
+                all.iter().map(|share| share.try_acquire(payload, &mut None)).collect();
             assert!(permits.iter().all(Option::is_some));
-            assert!(all[0].try_acquire(payload).is_none());
+            assert!(all[0].try_acquire(payload, &mut None).is_none());
             assert!(budget.bytes.get() <= pool / 4);
             drop(permits);
             assert_eq!(budget.bytes.get(), 0);
@@ -142,8 +188,33 @@ mod tests {
     fn small_requests_are_bounded_by_their_number() {
         let budget = Rc::new(Budget::new(1 << 30));
         let share = Share::new(&budget);
-        let permits: Vec<_> = std::iter::from_fn(|| share.try_acquire(0)).collect();
+        let permits: Vec<_> = std::iter::from_fn(|| share.try_acquire(0, &mut None)).collect();
         assert_eq!(permits.len(), REQUESTS_MAX);
-        assert!(Share::new(&budget).try_acquire(0).is_some());
+        assert!(Share::new(&budget).try_acquire(0, &mut None).is_some());
+    }
+
+    #[test]
+    fn the_oldest_waiter_for_the_total_takes_first() {
+        let budget = Rc::new(Budget::new(8 << 20));
+        let shares: Vec<_> = (0..7).map(|_| Share::new(&budget)).collect();
+        let mut cx = Context::from_waker(Waker::noop());
+        let mut taken: Vec<_> =
+            shares[..4].iter().map(|s| s.try_acquire(500 << 10, &mut None)).collect();
+        assert!(taken.iter().all(Option::is_some));
+        let mut long = Box::pin(shares[4].acquire(100 << 10));
+        let mut gone = Box::pin(shares[5].acquire(100 << 10));
+        let mut short = Box::pin(shares[6].acquire(512));
+        assert!(long.as_mut().poll(&mut cx).is_pending());
+        assert!(gone.as_mut().poll(&mut cx).is_pending());
+        assert!(short.as_mut().poll(&mut cx).is_pending(), "it would fit");
+        // One that has no room in its own share is not in the line.
+        assert!(pin!(shares[0].acquire(100 << 10)).poll(&mut cx).is_pending());
+        taken.pop();
+        assert!(short.as_mut().poll(&mut cx).is_pending(), "others are older");
+        assert!(long.as_mut().poll(&mut cx).is_ready());
+        assert!(short.as_mut().poll(&mut cx).is_pending());
+        drop(gone);
+        assert!(short.as_mut().poll(&mut cx).is_ready());
+        assert!(budget.line.borrow().is_empty());
     }
 }

@@ -166,13 +166,21 @@ impl Server {
 
     /// Ends the connections of a disk as [`Server::pause`] does. [`Disks::disk`] must not return
     /// the disk meanwhile. Suspends until nothing of them is in flight, for at most `ns`.
-    /// Returns whether nothing is; what is stays in flight.
+    /// Returns whether nothing is; what is stays in flight. If nothing is, the server uses the
+    /// disk's device no more: the next connection opens the one that the disk then has.
     pub async fn release(&self, disk: &str, ns: u64) -> bool {
         self.end_connections(|connection| connection.uses(disk).then_some(End::Restart));
         let ended = self.ended.wait_until(|| self.connections_of(disk) == 0);
         let _ = timeout(&self.core, ns, ended).await;
         let volume = self.volumes.borrow().get(disk).and_then(Weak::upgrade);
-        volume.is_none_or(|volume| volume.is_idle())
+        let Some(volume) = volume else { return true };
+        if !volume.is_idle() {
+            return false;
+        }
+        // A connection whose client is slow still holds it; the next ones open the disk again.
+        volume.close();
+        self.volumes.borrow_mut().remove(disk);
+        true
     }
 
     /// Ends the use of a disk: later requests fail with `ESHUTDOWN`, and its connections are

@@ -69,14 +69,19 @@ impl Export {
         self.has(transmission_flag::SEND_WRITE_ZEROES)
     }
 
-    /// Whether a user of the other export can go on with this one.
-    pub fn replaces(&self, other: &Export) -> bool {
-        let used = other.flags & !transmission_flag::CAN_MULTI_CONN;
-        let same = self.size_bytes == other.size_bytes
-            && self.is_read_only() == other.is_read_only()
-            && self.flags & used == used;
-        same && self.block_bytes <= other.block_bytes
-            && self.payload_bytes_max >= other.payload_bytes_max
+    /// Whether a user of the other export, whose requests have at most `payload_bytes` of data, can
+    /// go on with this one. It may be larger and take more.
+    pub fn replaces(&self, other: &Export, payload_bytes: u32) -> bool {
+        let used = other.flags
+            & (transmission_flag::SEND_FLUSH
+                | transmission_flag::SEND_FUA
+                | transmission_flag::SEND_TRIM
+                | transmission_flag::SEND_WRITE_ZEROES);
+        self.size_bytes >= other.size_bytes
+            && (other.is_read_only() || !self.is_read_only())
+            && self.flags & used == used
+            && self.block_bytes <= other.block_bytes
+            && self.payload_bytes_max >= payload_bytes
     }
 
     fn has(&self, flag: u16) -> bool {
@@ -339,7 +344,7 @@ mod tests {
         let b = shake_with_ours("b").unwrap();
         assert_eq!((b.size_bytes, b.is_read_only(), b.trims()), (4096, true, false));
         assert_eq!((b.structured, b.allocation), (true, None));
-        assert!(a.replaces(&a) && !a.replaces(&b) && !b.replaces(&a));
+        assert!(a.replaces(&a, 1 << 16) && a.replaces(&b, 1 << 16) && !b.replaces(&a, 1 << 16));
         let unknown = shake_with_ours("c").unwrap_err();
         assert!(unknown.to_string().contains("serves no disk \"c\""), "{unknown}");
     }
@@ -402,6 +407,43 @@ mod tests {
         assert_eq!(with(vec![short]), Err(Fault::OptionReply));
         let many = vec![export_info(4096, 1); 80];
         assert_eq!(with(many), Err(Fault::OptionLength(12)));
+    }
+
+    #[test]
+    fn an_export_that_does_what_the_other_did_replaces_it() {
+        let export = |size_bytes, flags, block_bytes, payload_bytes_max| Export {
+            size_bytes,
+            flags,
+            block_bytes,
+            preferred_bytes: 4096,
+            payload_bytes_max,
+            structured: false,
+            allocation: None,
+        };
+        // Its flags are SEND_FLUSH, SEND_FUA, SEND_TRIM and SEND_WRITE_ZEROES.
+        let old = export(1 << 20, 0x6d, 512, 32 << 20);
+        for (size_bytes, flags, block_bytes, payload_bytes_max, replaces) in [
+            (1 << 20, 0x6d, 512, 1 << 20, true),
+            (2 << 20, 0x6d, 512, 1 << 20, true),
+            ((1 << 20) - 512, 0x6d, 512, 1 << 20, false),
+            (1 << 20, 0x6d, 512, 1 << 19, false),
+            (1 << 20, 0x6d, 4096, 1 << 20, false),
+            (1 << 20, 0x6d, 1, 1 << 20, true),
+            (1 << 20, 0xffd, 512, 1 << 20, true),
+            (1 << 20, 0x6f, 512, 1 << 20, false),
+            (1 << 20, 0x69, 512, 1 << 20, false),
+            (1 << 20, 0x65, 512, 1 << 20, false),
+            (1 << 20, 0x4d, 512, 1 << 20, false),
+            (1 << 20, 0x2d, 512, 1 << 20, false),
+        ] {
+            let new = export(size_bytes, flags, block_bytes, payload_bytes_max);
+            assert_eq!(new.replaces(&old, 1 << 20), replaces, "{new:?}");
+        }
+        // Other flags are not used.
+        let other = export(1 << 20, 0xffd, 512, 32 << 20);
+        assert!(old.replaces(&other, 1 << 20));
+        let read_only = export(1 << 20, 0x3, 512, 32 << 20);
+        assert!(read_only.replaces(&read_only, 1 << 20) && old.replaces(&read_only, 1 << 20));
     }
 
     #[test]

@@ -12,11 +12,13 @@ use crate::wire::{
     CHUNK_MAGIC, Extent, Reader, SIMPLE_REPLY_MAGIC, STRING_BYTES_MAX, chunk, extent_flag,
 };
 
-/// Most extents of a reply.
+/// Most extents of a reply that are kept; others are skipped.
 const EXTENTS_MAX: usize = 2048;
+/// Most extents that a server may send. The protocol has no limit; `qemu-nbd` has one of 131,072.
+const EXTENTS_SENT_MAX: usize = 1 << 20;
 /// Length of a chunk of a structured reply without its payload, in bytes.
 const CHUNK_BYTES: usize = 20;
-/// Longest payload of a chunk without data, in bytes.
+/// Longest payload of a chunk without data that is kept, in bytes.
 const PAYLOAD_BYTES: usize = 4 + 8 * EXTENTS_MAX;
 /// Most bytes that [`ClientReplies::take`] may leave until more have come.
 pub const REPLY_BYTES_MAX: usize = CHUNK_BYTES + PAYLOAD_BYTES;
@@ -215,10 +217,15 @@ impl ClientReplies {
             self.at = At::Skipped { cookie, left: len, done };
             return Ok((CHUNK_BYTES, None));
         }
-        if len > PAYLOAD_BYTES {
+        let longest = match kind {
+            chunk::BLOCK_STATUS => 4 + 8 * EXTENTS_SENT_MAX,
+            _ => PAYLOAD_BYTES,
+        };
+        if len > longest {
             return Err(Fault::Reply("a chunk that is too long"));
         }
-        let Some(payload) = reader.take(len) else { return Ok((0, None)) };
+        let kept = len.min(PAYLOAD_BYTES);
+        let Some(payload) = reader.take(kept) else { return Ok((0, None)) };
         let mut payload = Reader(payload);
         match kind {
             chunk::NONE if done && len == 0 => {}
@@ -231,7 +238,10 @@ impl ClientReplies {
                 range.ok_or(Fault::Reply("too much data"))?.fill(0);
                 open.got += u64::from(zeroes);
             }
-            chunk::BLOCK_STATUS => open.find(payload, allocation)?,
+            chunk::BLOCK_STATUS if (len - kept).is_multiple_of(8) => {
+                open.find(payload, allocation)?;
+            }
+            chunk::BLOCK_STATUS => return Err(WRONG),
             chunk::ERROR => {
                 let (errno, text) = payload.u32().zip(payload.u16()).ok_or(WRONG)?;
                 if usize::from(text) != payload.0.len() || errno == 0 {
@@ -240,6 +250,10 @@ impl ClientReplies {
                 open.fail(errno);
             }
             _ => return Err(Fault::Reply("a chunk of an unknown kind")),
+        }
+        if kept < len {
+            self.at = At::Skipped { cookie, left: len - kept, done };
+            return Ok((CHUNK_BYTES + kept, None));
         }
         Ok((CHUNK_BYTES + len, self.part_ends(cookie, done)?))
     }
@@ -412,6 +426,29 @@ mod tests {
         assert_eq!((all.len(), all[0].errno), (1, 5));
         let none = chunk(true, chunk::NONE, 2, &[]);
         assert_eq!(outcome(true, &none).unwrap()[0].cookie, 2);
+    }
+
+    /// Other servers send as many as fit the range, up to a number of their own.
+    #[test]
+    fn of_many_extents_the_first_are_kept() {
+        let block_status = |count: u32| {
+            let extents = (0..count).flat_map(|nth| [1, nth % 2 * 3]);
+            let words = std::iter::once(1).chain(extents);
+            let payload: Vec<u8> = words.flat_map(u32::to_be_bytes).collect();
+            chunk(true, chunk::BLOCK_STATUS, 3, &payload)
+        };
+        let done = chunk(true, chunk::NONE, 2, &[]);
+        for count in [EXTENTS_MAX as u32, EXTENTS_MAX as u32 + 1, 8192, 131_072] {
+            let all = outcome(true, &[block_status(count), done.clone()].concat()).unwrap();
+            assert_eq!((all[0].cookie, all[0].errno, all[1].cookie), (3, 0, 2));
+            let extents = &all[0].extents;
+            assert_eq!(extents.len(), EXTENTS_MAX);
+            assert_eq!(extents[1], Extent { len: 1, hole: true });
+            assert_eq!(extents[2], Extent { len: 1, hole: false });
+        }
+        let mut cut = block_status(8192);
+        cut[19] += 1;
+        assert!(outcome(true, &cut).is_err(), "the last is not whole");
     }
 
     #[test]

@@ -182,8 +182,8 @@ impl SimDriver {
         self.state.borrow_mut().address(fd, remote)
     }
 
-    pub fn shut_down(&mut self, fd: i32) {
-        self.state.borrow_mut().shut_down(fd);
+    pub fn shut_down(&mut self, fd: i32, reset: bool) {
+        self.state.borrow_mut().shut_down(fd, reset);
     }
 
     /// A number for waiting on a descriptor of the host, valid while that is open.

@@ -328,6 +328,8 @@ impl Slot {
         }
         let offset = match &mut self.io {
             FileIo::Read { offset } | FileIo::Write { offset } => offset,
+            // A sync beside this one failed: it is unknown which writes' bytes were dropped.
+            FileIo::SyncData if shared.flush_failed() => return Some(libc::EIO),
             _ => return Some(0),
         };
         let n = (result as u64).min(self.left);

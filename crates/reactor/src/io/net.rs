@@ -23,6 +23,9 @@ use crate::op::{Hold, Message, OpId, Part, Payload};
 /// waits, and with it all other connections.
 const SEND_BYTES_MAX: usize = 64 << 10;
 
+/// A close does not wait until everything was sent, and drops it.
+const AT_ONCE: libc::linger = libc::linger { l_onoff: 1, l_linger: 0 };
+
 pub(crate) struct SocketInner {
     fd: Fd,
     core: Core,
@@ -397,14 +400,29 @@ impl Socket {
 
     /// Ends both directions now; operations in flight complete with their present result.
     pub fn shutdown(&self) {
+        self.end(false);
+    }
+
+    /// Like [`Socket::shutdown`], and the close of the connection drops what was sent and has not
+    /// reached the other side, whose sends then fail at once. The same as a shutdown for a Unix
+    /// socket, which has nothing on its way.
+    pub fn reset(&self) {
+        self.end(true);
+    }
+
+    fn end(&self, reset: bool) {
         match &self.0.fd {
             Fd::File(_) => {}
-            // SAFETY: takes no pointers; the descriptor is owned by `self`.
-            Fd::Host(fd) => unsafe {
-                libc::shutdown(fd.as_raw_fd(), libc::SHUT_RDWR);
-            },
+            Fd::Host(fd) => {
+                if reset {
+                    // Without it the connection ends all the same.
+                    let _ = set_option(fd, libc::SOL_SOCKET, libc::SO_LINGER, AT_ONCE);
+                }
+                // SAFETY: takes no pointers; the descriptor is owned by `self`.
+                unsafe { libc::shutdown(fd.as_raw_fd(), libc::SHUT_RDWR) };
+            }
             Fd::Sim(_) => {
-                self.0.core.inner().sim(|sim| sim.shut_down(self.number()));
+                self.0.core.inner().sim(|sim| sim.shut_down(self.number(), reset));
             }
         }
     }
@@ -448,15 +466,15 @@ pub(crate) async fn readable(core: &Core, fd: &Rc<OwnedFd>) -> io::Result<()> {
     socket.readable().await
 }
 
-fn set_option(fd: &OwnedFd, level: i32, name: i32, value: i32) -> io::Result<()> {
-    // SAFETY: passes a pointer to a live i32 and its size.
+fn set_option<T>(fd: &OwnedFd, level: i32, name: i32, value: T) -> io::Result<()> {
+    // SAFETY: passes a pointer to a live value and its size.
     let done = unsafe {
         libc::setsockopt(
             fd.as_raw_fd(),
             level,
             name,
             (&raw const value).cast(),
-            size_of::<i32>() as libc::socklen_t,
+            size_of::<T>() as libc::socklen_t,
         )
     };
     if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }

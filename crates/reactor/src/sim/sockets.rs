@@ -129,12 +129,12 @@ impl State {
     }
 
     /// Ends both directions of a connection.
-    pub fn shut_down(&mut self, fd: i32) {
+    pub fn shut_down(&mut self, fd: i32, reset: bool) {
         let Some(stream) = self.stream(fd) else { return };
         let (unread, peer) = (stream.unread(), stream.peer);
         stream.shut_down();
         if let Some(peer) = peer {
-            self.tell_end(peer, unread);
+            self.tell_end(peer, unread || reset);
         }
         self.settle(fd);
     }

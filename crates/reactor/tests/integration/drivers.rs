@@ -447,6 +447,23 @@ on_every_driver! {
         });
     }
 
+    /// The first send after a plain end succeeds.
+    fn a_send_fails_after_the_other_side_has_reset_the_connection(kind: DriverKind) {
+        on_one_core(&config(kind), |core| async move {
+            let listener = core.listen("127.0.0.1:0".parse().unwrap()).unwrap();
+            for reset in [false, true] {
+                let theirs = core.connect(listener.local_addr().unwrap()).unwrap();
+                let ours = listener.accept().await.unwrap();
+                theirs.send(b"ping".to_vec()).await.0.unwrap();
+                ours.readable().await.unwrap();
+                if reset { theirs.reset() } else { theirs.shutdown() }
+                drop(theirs);
+                let sent = ours.send(b"pong".to_vec()).await.0;
+                assert_eq!(sent.is_err(), reset);
+            }
+        });
+    }
+
     /// The client of many protocols receives first.
     fn a_connection_that_is_being_made_may_receive_first(kind: DriverKind) {
         on_one_core(&config(kind), |core| async move {

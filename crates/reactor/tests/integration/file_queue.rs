@@ -447,6 +447,30 @@ fn a_failed_sync_poisons_the_file_and_a_failed_write_or_hole_does_not() {
         .unwrap();
 }
 
+/// Which writes the failed one has lost is unknown, and the other does not report it.
+#[test]
+fn a_sync_that_ends_after_a_failed_one_fails() {
+    let world = world(3);
+    let faults = world.clone();
+    world
+        .run(move |core| {
+            let world = faults.clone();
+            async move {
+                let file = open(&core).await;
+                let mut work = Work::new(&core, &file, 8, false);
+                let slow = Fault::new(FaultKind::Stall(10_000_000..11_000_000)).of(Access::Sync);
+                world.add_fault(slow.times(1));
+                let bad = Fault::new(FaultKind::Error(28)).of(Access::Sync);
+                world.add_fault(bad.after(1).times(1));
+                assert!(work.submit(FileIo::SyncData, &[], 0));
+                assert!(work.submit(FileIo::SyncData, &[], 1));
+                assert_eq!(work.take(1).await, BTreeMap::from([(1, 28)]));
+                assert_eq!(work.take(1).await, BTreeMap::from([(0, libc::EIO)]));
+            }
+        })
+        .unwrap();
+}
+
 /// A turn is taken at the requested time, although nothing else happens.
 #[test]
 fn a_core_takes_a_turn_when_a_poller_asked_for_it() {

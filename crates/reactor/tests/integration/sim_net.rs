@@ -200,6 +200,15 @@ fn addresses_connections_and_ends_behave_as_on_the_host() {
                 let reset = receive(&server, 1).await.map_err(kind);
                 assert_eq!(reset, Err(io::ErrorKind::ConnectionReset));
 
+                // So is one that was asked for.
+                let client = world.connect(&core, addr(9)).unwrap();
+                let server = listener.accept().await.unwrap();
+                client.reset();
+                drop(client);
+                core.sleep_ns(1_000_000).await;
+                let reset = server.send(b"too late".to_vec()).await.0.map_err(kind);
+                assert_eq!(reset, Err(io::ErrorKind::ConnectionReset));
+
                 // A shutdown ends waiting operations on both sides.
                 let client = world.connect(&core, addr(9)).unwrap();
                 let server = listener.accept().await.unwrap();

@@ -4,7 +4,9 @@
 //! socket); the process that has the other end connects whenever a packet comes, always to the
 //! server that the URI names, and sends the connection back. Several processes may have an end of
 //! the line and ask at the same time: one connection is as good as the other. So a line is handed
-//! over like any descriptor of a device.
+//! over like any descriptor of a device. A process that asks first takes out of the line what it
+//! finds there: answers to attempts that were given up. If it takes the answer that another process
+//! waits for, that process finds none in time, as if the server were away.
 //!
 //! A name of a host is looked up by a thread of its own whenever a connection is made, because the
 //! system's call blocks.
@@ -43,6 +45,8 @@ impl Dial {
                 core.connect(address(host, *port, nth).await?)
             }
             Dial::There(line) => {
+                // Answers to attempts that were given up.
+                while line.try_recv(PACKET_BYTES).is_ok_and(|(said, _)| !said.is_empty()) {}
                 line.try_send(&nth.to_le_bytes(), &[])?;
                 let (said, fds) = line.recv(PACKET_BYTES).await?;
                 match fds.into_iter().next() {
@@ -115,4 +119,38 @@ async fn look_up(host: String, port: u16) -> io::Result<Vec<SocketAddr>> {
     };
     std::thread::Builder::new().name("millrace-names".to_owned()).spawn(look)?;
     found.await.unwrap_or_else(|_| Err(io::ErrorKind::Other.into()))
+}
+
+#[cfg(test)]
+mod tests {
+    use reactor::sim::{SimConfig, World};
+
+    use super::*;
+
+    /// An attempt that took too long has left its answer in the line.
+    #[test]
+    fn an_answer_belongs_to_its_question() {
+        let world = World::new(1, 1, SimConfig::default());
+        let run = world.run(|core| async move {
+            let (ours, theirs) = UnixPackets::pair().unwrap();
+            let (ours, theirs) =
+                (UnixPackets::from_fd(&core, ours).unwrap(), UnixPackets::from_fd(&core, theirs));
+            let (dial, theirs) = (Dial::There(ours), theirs.unwrap());
+            for _ in 0..3 {
+                theirs.try_send(b"late", &[]).unwrap();
+            }
+            core.spawn(Class::Background, async move {
+                while let Ok((asked, _)) = theirs.recv(PACKET_BYTES).await
+                    && let [nth, ..] = asked[..]
+                {
+                    theirs.try_send(format!("answer {nth}").as_bytes(), &[]).unwrap();
+                }
+            });
+            for nth in 0..2 {
+                let error = dial.connect(&core, nth).await.err().unwrap();
+                assert_eq!(error.to_string(), format!("answer {nth}"));
+            }
+        });
+        run.unwrap();
+    }
 }

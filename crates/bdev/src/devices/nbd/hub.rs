@@ -161,8 +161,10 @@ pub struct Hub {
     queue: RefCell<VecDeque<u64>>,
     /// The cookie of the next job.
     next: Cell<u64>,
-    /// Requests fail at once.
+    /// Requests fail at once while there is no connection, and when one is lost. Set until there
+    /// is a steady connection.
     is_down: Cell<bool>,
+    is_connected: Cell<bool>,
     /// When the requests fail, unless there is a steady connection before.
     until_ns: Cell<Option<u64>>,
     /// The pause before the next attempt to connect.
@@ -193,6 +195,7 @@ impl Hub {
             queue: RefCell::default(),
             next: Cell::new(1),
             is_down: Cell::new(false),
+            is_connected: Cell::new(true),
             until_ns: Cell::new(None),
             pause_ns: Cell::new(PAUSE_NS),
             changed: Event::new(),
@@ -211,7 +214,8 @@ impl Hub {
 
     fn accept(&self, mut request: Request) {
         let changes = matches!(request.what, What::Write | What::Zeroes { .. } | What::Flush);
-        if self.is_down.get() || changes && self.shared.flush_failed.load(Ordering::Relaxed) {
+        let is_away = self.is_down.get() && !self.is_connected.get();
+        if is_away || changes && self.shared.flush_failed.load(Ordering::Relaxed) {
             // Its ticket answers with an error.
             return;
         }
@@ -235,11 +239,23 @@ impl Hub {
         drop(self.jobs.take());
     }
 
+    /// The time for a steady connection is over: fails all requests, also those that come while
+    /// there is no connection.
+    fn go_down(&self, why: &str) {
+        if !self.is_down.replace(true) {
+            let (server, failed) = (&self.name, self.jobs.borrow().len());
+            tracing::error!(%server, failed, "an NBD server stays away: its requests fail: {why}");
+        }
+        self.fail_all();
+    }
+
     async fn run(&self, first: Connection) {
         let mut connection = first;
         loop {
             let began_ns = self.core.now_ns();
+            self.is_connected.set(true);
             let why = self.serve(connection).await;
+            self.is_connected.set(false);
             let (Some(why), false) = (why, self.is_gone()) else { break };
             let now_ns = self.core.now_ns();
             if now_ns - began_ns >= STEADY_NS {
@@ -251,7 +267,12 @@ impl Hub {
                     self.until_ns.set(Some(now_ns.saturating_add(self.reconnect_ns)));
                     tracing::warn!(%server, waiting, "the connection to an NBD server is lost: {why}");
                 }
-                Some(_) => tracing::debug!(%server, waiting, "lost again: {why}"),
+                Some(until_ns) => {
+                    tracing::debug!(%server, waiting, "lost again: {why}");
+                    if now_ns >= until_ns {
+                        self.go_down(&why);
+                    }
+                }
             }
             self.requeue();
             match self.reconnect().await {
@@ -269,6 +290,7 @@ impl Hub {
             tracing::info!(server = %self.name, "connected to an NBD server again");
         }
         self.pause_ns.set(PAUSE_NS);
+        self.is_down.set(false);
     }
 
     /// Queues all that is not answered, and fails what has been sent too often.
@@ -278,6 +300,11 @@ impl Hub {
         // What was written there and not flushed is written again, too.
         jobs.values_mut().for_each(|job| job.flushes = false);
         self.queue.replace(jobs.keys().copied().collect());
+    }
+
+    /// Whether an export can be used in place of the first one.
+    fn is_same(&self, export: &Export) -> bool {
+        export.replaces(&self.agreed, self.shared.piece_bytes as u32)
     }
 
     /// Makes another connection; `None` if the device has gone.
@@ -293,7 +320,8 @@ impl Hub {
                 false => until_ns.saturating_sub(core.now_ns()),
             };
             let attempt = async {
-                core.sleep_ns(pause_ns.min(left_ns)).await;
+                // Connections that are lost again and again must not follow one another at once.
+                core.sleep_ns(pause_ns.min(left_ns.max(PAUSE_NS))).await;
                 let left_ns = left_ns.saturating_sub(pause_ns).max(PAUSE_NS);
                 let tried = connect(core, &self.dial, &self.export, nth);
                 let late = || io::Error::from(io::ErrorKind::TimedOut);
@@ -304,19 +332,13 @@ impl Hub {
             self.pause_ns.set((2 * pause_ns).min(longest));
             let why = match tried {
                 Either::First(()) => return None,
-                Either::Second(Ok(connection)) if connection.1.replaces(&self.agreed) => {
-                    self.is_down.set(false);
-                    return Some(connection);
-                }
+                Either::Second(Ok(again)) if self.is_same(&again.1) => return Some(again),
                 Either::Second(Ok(_)) => "the server has another export of that name".to_owned(),
                 Either::Second(Err(error)) => error.to_string(),
             };
             tracing::debug!(server = %self.name, "no connection to an NBD server: {why}");
             if !self.is_down.get() && core.now_ns() >= until_ns {
-                let (server, failed) = (&self.name, self.jobs.borrow().len());
-                tracing::error!(%server, failed, "an NBD server stays away: its requests fail: {why}");
-                self.is_down.set(true);
-                self.fail_all();
+                self.go_down(&why);
             }
             nth = nth.wrapping_add(1);
         }
@@ -339,15 +361,19 @@ impl Hub {
                 Action::Disconnect.encode(&mut bye, 0, 0, 0);
                 // A server that takes nothing is not waited for.
                 let _ = timeout(&self.core, PAUSE_NS, socket.send(bye)).await;
+                socket.shutdown();
                 None
             }
-            Either::Second(Either::First(why)) => Some(why),
+            // Requests on their way are dropped: they are repeated, and must not arrive later.
+            Either::Second(Either::First(why)) => {
+                socket.reset();
+                Some(why)
+            }
             Either::Second(Either::Second(why)) => {
-                socket.shutdown();
+                socket.reset();
                 return Some(why);
             }
         };
-        socket.shutdown();
         // It has the data of a job.
         sending.await;
         why
@@ -485,17 +511,22 @@ impl Hub {
             tracing::error!(%server, errno, "an NBD server has failed a flush: no more is written");
             self.shared.flush_failed.store(true, Ordering::Relaxed);
         }
-        if errno == 0 && job.request.fua && !self.agreed.takes_fua() && !is_flush {
+        // Which of the writes it has lost is unknown: no flush beside it is good.
+        let has_lost =
+            self.shared.flush_failed.load(Ordering::Relaxed) && (is_flush || job.request.fua);
+        let flushes_next = job.request.fua && !self.agreed.takes_fua() && !is_flush;
+        if errno == 0 && flushes_next && !has_lost {
             // With the same cookie, because the sender may still have the data.
             job.flushes = true;
             self.enqueue(cookie, job);
             self.changed.notify_all();
             return Ok(());
         }
+        let status = if has_lost { Status::IoError } else { Status::of(errno.cast_signed()) };
         let extent =
             |found: &nbdproto::Extent| Extent { len: found.len.into(), is_hole: found.hole };
         let extents = extents.iter().map(extent).collect();
-        job.request.ticket.answer(Status::of(errno.cast_signed()), data, extents);
+        job.request.ticket.answer(status, data, extents);
         if self.is_gone() {
             self.changed.notify_all();
         }

@@ -15,10 +15,11 @@
 //! unlike those of other devices.
 //!
 //! **A lost connection.** The hub connects again, and repeats the requests that were not answered,
-//! once the server has shown the same export. A repeated request does no harm by itself, because
-//! its range is its own until it is answered. What the old connection has left in the server may
-//! still be done later; servers do that at once or drop it, and nothing in the protocol tells.
-//! After `reconnect-delay` the requests fail, and so do later ones, until there is a connection.
+//! once the server has shown the same export or a larger one. A repeated request does no harm by
+//! itself, because its range is its own until it is answered. What the old connection has left in
+//! the server may still be done later; servers do that at once or drop it, and nothing in the
+//! protocol tells. After `reconnect-delay` the requests fail, and so do later ones, until there is
+//! a connection.
 //!
 //! **The server may lie.** What it sends is checked by `nbdproto`. A server that violates the
 //! protocol is treated as one whose connection is lost, and a request that has been sent on several
@@ -54,8 +55,7 @@ const BLOCK_BYTES_MIN: u32 = 512;
 const PIECE_BYTES: u64 = 1 << 20;
 /// The longest piece of a discard or of zeroes, and the longest range that is asked for holes.
 const RANGE_BYTES_MAX: u64 = 1 << 30;
-/// Attempts to open a device. A name may have several addresses, and a line may have a connection
-/// that somebody has asked for and not taken.
+/// Attempts to open a device. A name may have several addresses.
 const ATTEMPTS: u32 = 3;
 
 /// An export of a server.
@@ -79,6 +79,7 @@ struct Shared {
     fua: bool,
     trims: bool,
     writes_zeroes: bool,
+    /// At most [`PIECE_BYTES`].
     piece_bytes: u64,
 }
 
