@@ -299,7 +299,8 @@ impl Outside {
         self.steps(60).await;
         self.stop().await;
         let fails = self.rng.below(4) == 0;
-        if fails {
+        if fails || self.rng.coin() {
+            // The rest may arrive before the machine.
             self.core.sleep_ns(self.rng.below(40_000_000)).await;
         }
         self.go_on(if fails { here } else { there });
