@@ -145,8 +145,8 @@ impl Link {
 
     /// The next frame. `admit` is asked before the data of a write is received, and waits for room.
     /// A dropped future loses bytes: then the link must be closed.
-    pub async fn next<'a, F: Future<Output = Result<Buf, Broken>>>(
-        &'a self,
+    pub async fn next<F: Future<Output = Result<Buf, Broken>>>(
+        &self,
         admit: impl FnOnce(usize) -> F,
     ) -> Result<Received, Broken> {
         self.fill(HEADER_BYTES).await?;
