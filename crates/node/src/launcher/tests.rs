@@ -267,3 +267,20 @@ fn a_node_that_may_have_disks_is_launched() {
     assert!(!wanted(&format!("sandbox = 'off'\n{disk}")));
     assert!(wanted("data = 'd'\nsandbox = 'on'"));
 }
+
+#[test]
+fn deaths_that_are_laid_at_disks_do_not_end_the_launcher() {
+    let (mut deaths, poison) = (0, Poison::default());
+    let disks = ["a", "b", "c", "d", "e", "f"];
+    // Their deaths alternate, so the third one of a disk comes late.
+    for nth in 0..3 * disks.len() as u64 {
+        deaths = next_deaths(deaths, true, true);
+        assert!(deaths <= DEATHS_MAX);
+        poison.died_of(disks[nth as usize % disks.len()], 11, nth * MOMENT_NS);
+    }
+    assert_eq!(poison.all().len(), disks.len());
+    // All others count.
+    let nodes = 0..=DEATHS_MAX;
+    assert!(nodes.fold(deaths, |deaths, _| next_deaths(deaths, true, false)) > DEATHS_MAX);
+    assert_eq!(next_deaths(9, false, false), 1);
+}
