@@ -4,7 +4,7 @@ use nix::unistd::Pid;
 
 use super::child::{Role, spawn};
 use super::*;
-use crate::admin::Request;
+use crate::admin::{Commands, Request};
 use crate::disks::protocol::ToLauncher;
 use crate::disks::spec::DiskSpec;
 use crate::disks::state::State;
@@ -283,4 +283,29 @@ fn deaths_that_are_laid_at_disks_do_not_end_the_launcher() {
     let nodes = 0..=DEATHS_MAX;
     assert!(nodes.fold(deaths, |deaths, _| next_deaths(deaths, true, false)) > DEATHS_MAX);
     assert_eq!(next_deaths(9, false, false), 1);
+}
+
+#[test]
+fn a_disk_stands_still_until_the_node_has_opened_it() {
+    let root = directory("resumed");
+    let place = root.clone();
+    reactor::run(&one_core(), move |core| {
+        let root = place.clone();
+        async move {
+            let (launcher, _) = launcher(&core, &root).await;
+            for _ in 0..3 {
+                launcher.poison.died_of("asked", 11, core.now_ns());
+            }
+            // What a node says if it cannot, and if it can.
+            for (says, is_done) in [("\n", false), ("{}", true)] {
+                let _channel = played(&core, &launcher, says);
+                let resume = Request::DiskResume { name: "asked".into() };
+                let done = Operators(launcher.clone()).run(resume).await;
+                assert_eq!(done.is_ok(), is_done);
+                assert_eq!(launcher.poison.stands_still("asked").is_none(), is_done);
+            }
+        }
+    })
+    .unwrap();
+    std::fs::remove_dir_all(&root).unwrap();
 }
