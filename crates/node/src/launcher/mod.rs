@@ -287,6 +287,9 @@ impl Launcher {
             began_ns = self.core.now_ns();
         };
         self.dismiss_spare().await;
+        // Whoever waits for the launcher's end may open the images.
+        let node = self.current.borrow().clone();
+        node.until_it_is_buried().await;
         self.remove_names();
         Ok(match status {
             WaitStatus::Exited(_, code) => code,
@@ -393,6 +396,7 @@ impl Launcher {
         if let Some(spare) = self.spare.take() {
             spare.kill();
             spare.until_it_ends().await;
+            spare.until_it_is_buried().await;
         }
     }
 

@@ -1,6 +1,9 @@
 use std::os::unix::net::UnixStream;
 
+use nix::errno::Errno;
+use nix::sys::wait::waitpid;
 use nix::unistd::Pid;
+use reactor::{OtherProcess, Program};
 
 use super::child::{Role, spawn};
 use super::*;
@@ -283,6 +286,36 @@ fn deaths_that_are_laid_at_disks_do_not_end_the_launcher() {
     let nodes = 0..=DEATHS_MAX;
     assert!(nodes.fold(deaths, |deaths, _| next_deaths(deaths, true, false)) > DEATHS_MAX);
     assert_eq!(next_deaths(9, false, false), 1);
+}
+
+#[test]
+fn a_launcher_ends_after_the_survivor_of_its_node_and_reaps_it() {
+    let root = directory("survivor");
+    let place = root.clone();
+    reactor::run(&one_core(), move |core| {
+        let root = place.clone();
+        async move {
+            let sleep = ["0.2"].map(Into::into).to_vec();
+            let input = new_file(&root.join("input"));
+            let program = Program {
+                path: "/bin/sleep".into(),
+                arguments: sleep,
+                variables: Vec::new(),
+                input: Arc::new(input.into()),
+            };
+            let survivor = core.start_process(program).await.unwrap().id();
+            let (launcher, node) = launcher(&core, &root).await;
+            node.set_survivor(OtherProcess::open(survivor).unwrap());
+            launcher.stopping.set(true);
+            let since_ns = core.now_ns();
+            assert_eq!(launcher.until_the_end().await.unwrap(), 0);
+            assert!(core.now_ns() > since_ns + 100 * MOMENT_NS, "the images are still open");
+            let pid = Pid::from_raw(survivor as i32);
+            assert_eq!(waitpid(pid, None), Err(Errno::ECHILD), "nobody has waited for it");
+        }
+    })
+    .unwrap();
+    std::fs::remove_dir_all(&root).unwrap();
 }
 
 #[test]
