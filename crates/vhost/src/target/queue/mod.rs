@@ -457,9 +457,9 @@ impl Queue {
     /// Whether the ring pops nothing more and has nothing in flight, or was abandoned.
     fn is_quiesced(&self) -> bool {
         let has_nothing = match self.waits_for_lock {
-            // It has taken nothing. What an earlier process has left is done first, unless it stays
-            // in the in-flight region.
-            true => self.leaves || self.ring.resubmits() == 0,
+            // It has taken nothing. What an earlier process has left stays in the in-flight region,
+            // or, if the machine leaves the region behind, is done first.
+            true => self.leaves_failed() || self.ring.resubmits() == 0,
             false => self.has_nothing(),
         };
         self.abandoned || (self.stopping && self.hold.is_none() && has_nothing)
@@ -485,7 +485,7 @@ impl Queue {
         self.trouble.stands_still(self.stopping)
     }
 
-    /// Whether a ring that stops leaves failed requests in the in-flight region. A machine that
+    /// Whether a ring that stops leaves requests that wait in the in-flight region. A machine that
     /// moves leaves the region behind, unless it stays here for now.
     fn leaves_failed(&self) -> bool {
         self.recorded && (self.leaves || self.log.is_none())
