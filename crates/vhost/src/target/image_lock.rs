@@ -70,6 +70,7 @@ impl Target {
     /// but not after the target is told to stop.
     pub(super) async fn release_lock(&self) {
         self.lock.wanted.set(false);
+        self.lock.over.set(false);
         if self.lock.is_held() || self.lock.busy.get() {
             self.move_lock();
             let free = || !self.lock.is_held() && !self.lock.busy.get();

@@ -1,0 +1,65 @@
+//! Disks on one image that is locked only while a machine uses it (`lock=ring`).
+#![allow(clippy::disallowed_methods, reason = "tests are not part of a node")]
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use crate::common::{Scratch, pattern, until};
+use bdev::{Bdev, Error};
+use frontend::{Disk, DiskOptions, Status};
+use reactor::{Class, Core, RuntimeConfig, UnixListener, processors};
+use vhost::{OnError, Target, TargetOptions};
+
+const MIB: u64 = 1 << 20;
+
+#[test]
+fn a_disk_that_is_handed_over_without_its_machine_is_not_locked() {
+    let dir = Scratch::new("lock-declined");
+    let uri = format!("{}?lock=ring", dir.file("a.img", 8 * MIB));
+    let socket = dir.path("a.sock");
+    let flags = Arc::<[AtomicBool; 2]>::default();
+    let (there, told) = (socket.clone(), flags.clone());
+    let main = move |core: Core| {
+        let (uri, socket, flags) = (uri.clone(), there.clone(), told.clone());
+        async move {
+            let [serves, begun] = &*flags;
+            let options = TargetOptions {
+                name: "a".into(),
+                serial: "a".into(),
+                queues: 1,
+                first_core: 0,
+                on_error: OnError::Report,
+            };
+            let target = Target::new(&core, Bdev::open(&core, &uri).await.unwrap(), options);
+            let listener = UnixListener::bind(&core, &socket).unwrap();
+            let serving = target.clone();
+            let serving = core.spawn(Class::Control, async move { serving.serve(listener).await });
+            serves.store(true, Ordering::Release);
+            while !begun.load(Ordering::Acquire) {
+                core.sleep_ns(1_000_000).await;
+            }
+            let other = Bdev::open(&core, &uri).await.unwrap();
+            let is_locked = async || other.lock(&core).await.is_err();
+            assert!(is_locked().await);
+            target.quiesce().await.unwrap();
+            assert!(is_locked().await, "the successor gets the lock");
+            target.quiesce_disconnected().await.unwrap();
+            let locked: Result<(), Error> = other.lock(&core).await;
+            locked.expect("no machine uses it");
+            target.stop();
+            serving.await;
+        }
+    };
+    let config = RuntimeConfig {
+        processors: processors().into_iter().take(1).collect(),
+        memory: 64 << 20,
+        ..RuntimeConfig::default()
+    };
+    let core = std::thread::spawn(move || _ = reactor::run(&config, main).unwrap());
+    let [serves, begun] = &*flags;
+    until("it serves", || serves.load(Ordering::Acquire));
+    let mut disk = Disk::connect(&socket, DiskOptions::default()).unwrap();
+    assert_eq!(disk.take_queue(0).write(0, &pattern(1, 4096)).unwrap(), Status::Ok);
+    begun.store(true, Ordering::Release);
+    core.join().expect("the core has panicked");
+}
