@@ -7,18 +7,22 @@
 //!    lock is released, before the front end is answered.
 //!
 //! One task locks and unlocks, so that the two never overtake each other. It tries again while
-//! somebody else has the lock: nothing announces that it is free.
+//! somebody else has the lock: nothing announces that it is free. When it has the lock, it reads the
+//! size of the image, which may be another one, and the guest is told.
 //!
 //! The lock belongs to the open file, which a successor gets. So a disk that is handed over is not
 //! unlocked here, and locking it there once more changes nothing. The lock of a process that was
 //! killed ends with its last operation.
 
 use std::cell::Cell;
+use std::rc::Rc;
+use std::sync::Arc;
 
-use bdev::ErrorKind;
-use reactor::{Class, timeout};
+use bdev::{Bdev, ErrorKind};
+use reactor::{Class, Core, timeout};
 
 use super::Target;
+use crate::target::Events;
 use crate::target::observer::{self, DiskEvent};
 
 /// The pause after the first attempt to lock the image, which then doubles, and the longest.
@@ -100,6 +104,7 @@ impl Target {
                     if said {
                         tracing::info!(disk = &*disk, "the image is locked: its guest goes on");
                     }
+                    begin_use(&core, &device, &disk, &events).await;
                     lock.held.set(true);
                     events.changed.notify_all();
                     continue;
@@ -118,5 +123,19 @@ impl Target {
             lock.busy.set(false);
             events.changed.notify_all();
         });
+    }
+}
+
+/// Looks what has become of an image while it was not locked, before its machine uses it.
+async fn begin_use(
+    core: &Core,
+    device: &Bdev,
+    disk: &Arc<str>,
+    events: &Rc<Events>,
+) {
+    match device.measure(core).await {
+        Ok(true) => events.resized.set(true),
+        Ok(false) => {}
+        Err(error) => tracing::warn!(disk = &**disk, "its size is not known: {error}"),
     }
 }

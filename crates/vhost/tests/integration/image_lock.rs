@@ -4,13 +4,34 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use crate::common::{Scratch, pattern, until};
+use crate::common::{Node, Scratch, pattern, until};
 use bdev::{Bdev, Error};
 use frontend::{Disk, DiskOptions, Status};
 use reactor::{Class, Core, RuntimeConfig, UnixListener, processors};
 use vhost::{OnError, Target, TargetOptions};
 
 const MIB: u64 = 1 << 20;
+
+/// Two disks on one image.
+fn two(name: &str) -> Node {
+    let dir = Scratch::new(name);
+    let uri = format!("{}?lock=ring", dir.file("a.img", 8 * MIB));
+    Node::start(dir, &[&uri, &uri])
+}
+
+#[test]
+fn a_machine_that_waited_for_an_image_gets_its_new_size() {
+    let node = two("lock-size");
+    let mut first = Disk::connect(&node.socket(0), DiskOptions::default()).unwrap();
+    assert_eq!(first.take_queue(0).write(0, &pattern(1, 4096)).unwrap(), Status::Ok);
+    let mut second = Disk::connect(&node.socket(1), DiskOptions::default()).unwrap();
+    let image = std::fs::OpenOptions::new().write(true).open(node.dir.path("a.img")).unwrap();
+    image.set_len(16 * MIB).unwrap();
+    first.stop().unwrap();
+    let mut queue = second.take_queue(0);
+    assert_eq!(queue.write(12 * MIB, &pattern(2, 4096)).unwrap(), Status::Ok);
+    assert_eq!(second.read_config().unwrap().capacity_sectors, 16 * MIB / 512);
+}
 
 #[test]
 fn a_disk_that_is_handed_over_without_its_machine_is_not_locked() {

@@ -153,6 +153,23 @@ impl FileDevice {
         locked.map_err(|error| Error::io(name(), error))
     }
 
+    /// The length of the image now.
+    pub async fn measure(&self, core: &Core) -> Result<u64, Error> {
+        let failed = |error| Error::io(self.cannot("measure"), error);
+        let (known, len) =
+            (self.image.file.size(), core.measure(&self.image.file).await.map_err(failed)?);
+        if len != known && self.mapping.is_some() {
+            let file = core.attach(&self.image.file);
+            let mapped = MappedFile::new(file, self.mapping.clone());
+            mapped.set_len(len).await.map_err(failed)?;
+        }
+        Ok(len)
+    }
+
+    fn cannot(&self, what: &str) -> String {
+        format!("cannot {what} {}", self.image.file.path().display())
+    }
+
     /// The space of a regular file.
     pub async fn space(&self, core: &Core) -> Option<Space> {
         core.space(&self.image.file).await.ok().flatten()
