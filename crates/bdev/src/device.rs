@@ -414,6 +414,29 @@ impl Bdev {
         Ok(true)
     }
 
+    /// Who has claimed the locked image last ([`Bdev::claim`]); empty if nobody has, or if others
+    /// may use it, too. Suspends.
+    ///
+    /// # Errors
+    /// When its file system has no extended attributes; others as the system gives them.
+    pub async fn owner(&self, core: &Core) -> Result<Vec<u8>, Error> {
+        match self.lowest().device() {
+            Device::File(file) => file.owner(core).await,
+            _ => Ok(Vec::new()),
+        }
+    }
+
+    /// Stores with the locked image that somebody has it now. Suspends.
+    ///
+    /// # Errors
+    /// As for [`Bdev::owner`].
+    pub async fn claim(&self, core: &Core, owner: String) -> Result<(), Error> {
+        match self.lowest().device() {
+            Device::File(file) => file.claim(core, owner).await,
+            _ => Ok(()),
+        }
+    }
+
     /// Unlocks the image after its use, when none of this device's operations is in flight.
     /// Suspends.
     pub async fn unlock(&self, core: &Core) {

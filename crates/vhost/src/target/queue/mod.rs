@@ -471,7 +471,9 @@ impl Queue {
             && (self.failed.is_empty() || self.leaves_failed())
             && (self.ring.broken().is_some()
                 || (self.ring.answered() == 0
-                    && (self.ring.resubmits() == 0 || self.trouble.is_withheld())))
+                    && (self.ring.resubmits() == 0
+                        || self.trouble.is_withheld()
+                        || (self.trouble.is_lost() && self.leaves_failed()))))
     }
 
     /// Whether the ring takes new requests.
