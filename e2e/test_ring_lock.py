@@ -1,5 +1,8 @@
 """`lock=ring`: an image is locked while a machine uses it, so two nodes may have it open and a machine may move between them."""
 
+import os
+import signal
+
 import guest
 import millrace
 import pytest
@@ -7,7 +10,7 @@ from test_admin import Node
 from test_disks import image
 from test_events import events, names
 from test_limits import driven, operations
-from test_restart import kill_and_wait
+from test_restart import kill_and_wait, serving
 
 
 @pytest.fixture
@@ -59,6 +62,33 @@ def test_a_killed_node_is_followed_by_one_with_the_lock(nodes, tmp_path):
         assert is_locked(tmp_path)
     assert operations(process) > 0
     guest.wait_for("the end", lambda: not is_locked(tmp_path))
+
+
+def test_a_machine_does_not_go_on_with_an_image_that_another_one_has_used(nodes, tmp_path):
+    one, two = nodes
+    first = driven(tmp_path, "a", seconds=60, rw="randwrite")
+    guest.wait_for("the first", lambda: one.disks("stat")["a"]["completions"] > 0)
+    second = driven(tmp_path, "b", seconds=2, rw="randwrite")
+    guest.wait_for("the second", lambda: waits(two, "b"))
+    # The next node comes too late.
+    os.kill(one.process.pid, signal.SIGSTOP)
+    os.kill(serving(one), signal.SIGKILL)
+    guest.wait_for("the lock", lambda: not waits(two, "b"))
+    os.kill(one.process.pid, signal.SIGCONT)
+    assert operations(second) > 0
+    guest.wait_for("the pause", lambda: one.disks()["a"]["paused"])
+    (paused,) = (event for event in events(one) if event["event"] == "paused")
+    assert paused["disk"] == "a" and "another machine" in paused["why"]
+    assert one.disks("stat")["a"]["completions"] == 0
+    # The next node does not know less.
+    kill_and_wait(one)
+    guest.wait_for("the pause", lambda: one.disks()["a"]["paused"])
+    assert "goes on" in one.do("resume", "a")
+    guest.wait_for("the first", lambda: one.disks("stat")["a"]["completions"] > 0)
+    kill_and_wait(one)
+    guest.wait_for("the first", lambda: one.disks("stat")["a"]["completions"] > 0)
+    first.kill()
+    first.communicate()
 
 
 def test_what_would_change_an_image_without_its_lock_is_refused(nodes, tmp_path):

@@ -391,6 +391,52 @@ impl Bdev {
         }
     }
 
+    /// Reads the size of a file or block device anew: while it was not locked, somebody else may
+    /// have changed it. Returns whether it has changed. Suspends.
+    ///
+    /// # Errors
+    /// As the system gives them, or when a layer has no room for the size; the size then stays as
+    /// it was.
+    pub async fn measure(&self, core: &Core) -> Result<bool, Error> {
+        let Device::File(file) = self.lowest().device() else { return Ok(false) };
+        let (block, old) = (u64::from(self.0.geometry.block_size), self.size_bytes());
+        let size_bytes = file.measure(core).await? / block * block;
+        if size_bytes == old {
+            return Ok(false);
+        }
+        if size_bytes == 0 || !self.maps_cover(size_bytes) {
+            let text = format!("the device cannot have its image's new size, {size_bytes} bytes");
+            return Err(Error::new(ErrorKind::Unsupported, text));
+        }
+        let (from, to) = (old.min(size_bytes), old.max(size_bytes));
+        self.maps().for_each(|map| map.mark_range(from, to - from));
+        self.set_size(size_bytes);
+        Ok(true)
+    }
+
+    /// Who has claimed the locked image last ([`Bdev::claim`]); empty if nobody has, or if others
+    /// may use it, too. Suspends.
+    ///
+    /// # Errors
+    /// When its file system has no extended attributes; others as the system gives them.
+    pub async fn owner(&self, core: &Core) -> Result<Vec<u8>, Error> {
+        match self.lowest().device() {
+            Device::File(file) => file.owner(core).await,
+            _ => Ok(Vec::new()),
+        }
+    }
+
+    /// Stores with the locked image that somebody has it now. Suspends.
+    ///
+    /// # Errors
+    /// As for [`Bdev::owner`].
+    pub async fn claim(&self, core: &Core, owner: String) -> Result<(), Error> {
+        match self.lowest().device() {
+            Device::File(file) => file.claim(core, owner).await,
+            _ => Ok(()),
+        }
+    }
+
     /// Unlocks the image after its use, when none of this device's operations is in flight.
     /// Suspends.
     pub async fn unlock(&self, core: &Core) {

@@ -135,6 +135,8 @@ enum State {
 pub(crate) enum Nature {
     /// No special treatment.
     Plain,
+    /// It only asks, and holds no memory: the end of a core does not wait for the answer.
+    Question,
     /// Returns a descriptor.
     Accept,
     /// It goes to a disk.
@@ -209,6 +211,8 @@ pub(crate) struct Ops {
     pub running: usize,
     /// The disk operations among them.
     pub disk_running: usize,
+    /// The questions among them.
+    questions: usize,
     /// Those for which a core does not wait together with others.
     pub urgent_running: usize,
     /// In a simulated world: the channel on which dropped descriptors announce that they are
@@ -246,6 +250,7 @@ impl Ops {
         slot.hold = hold;
         self.running += 1;
         self.disk_running += usize::from(nature.is_disk());
+        self.questions += usize::from(nature == Nature::Question);
         OpId { token, generation: slot.generation }
     }
 
@@ -275,6 +280,7 @@ impl Ops {
             State::Running => {
                 self.running -= 1;
                 self.disk_running -= usize::from(slot.nature.is_disk());
+                self.questions -= usize::from(slot.nature == Nature::Question);
                 self.urgent_running -= usize::from(std::mem::take(&mut slot.urgent));
                 if let Hold::Queue { queue, slot } = std::mem::take(&mut slot.hold) {
                     self.release(token);
@@ -292,6 +298,7 @@ impl Ops {
                 }
                 self.running -= 1;
                 self.disk_running -= usize::from(nature.is_disk());
+                self.questions -= usize::from(nature == Nature::Question);
                 self.release(token);
                 Ended::Unseen
             }
@@ -360,6 +367,11 @@ impl Ops {
         }
     }
 
+    /// Whether nothing runs that the end of the core waits for.
+    pub fn is_drained(&self) -> bool {
+        self.running == self.questions
+    }
+
     /// Tokens of everything that still runs.
     pub fn unfinished(&self) -> Vec<Token> {
         (0..self.slots.len() as Token)
@@ -387,5 +399,23 @@ impl From<SharedBuf> for Part {
     fn from(buf: SharedBuf) -> Part {
         let len = buf.len();
         Part::Slice(Slice::new(buf, 0..len))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_end_of_a_core_waits_for_no_question() {
+        let mut ops = Ops::default();
+        let plain = ops.insert(Payload::None, Hold::None, Nature::Plain);
+        let question = ops.insert(Payload::None, Hold::None, Nature::Question);
+        assert!(!ops.is_drained());
+        drop(ops.complete(plain.token, 0));
+        assert!(ops.is_drained() && ops.running == 1);
+        assert!(ops.orphan(question));
+        drop(ops.complete(question.token, 0));
+        assert!(ops.is_drained() && ops.running == 0);
     }
 }

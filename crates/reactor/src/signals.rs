@@ -51,11 +51,12 @@ impl Place {
         let before = unsafe { &*self.before.load(Ordering::Acquire) };
         match before.sa_sigaction {
             libc::SIG_DFL | libc::SIG_IGN => {
-                // SAFETY: `before` is live. A fault is raised again and handled as before; so is
-                // what a process has sent. The kernel passes a live `info`.
+                // SAFETY: `before` is live. The instruction that has faulted is done again, and its
+                // fault is handled as before. What a process has sent does not come again, nor does
+                // a trap: the next instruction follows. The kernel passes a live `info`.
                 unsafe {
                     libc::sigaction(signal, before, std::ptr::null_mut());
-                    if is_sent(info) {
+                    if is_sent(info) || signal == libc::SIGTRAP {
                         libc::raise(signal);
                     }
                 }

@@ -47,6 +47,9 @@ fn in_another_process() {
                         std::ptr::without_provenance_mut::<u8>(8).write_volatile(1)
                     },
                     "stack" => println!("{}", deep(0)),
+                    // SAFETY: none: it traps.
+                    #[cfg(target_arch = "x86_64")]
+                    "trap" => unsafe { std::arch::asm!("int3") },
                     _ => {
                         println!("waiting");
                         std::io::stdout().flush().unwrap();
@@ -97,6 +100,14 @@ fn the_work_of_the_core_that_died_is_known() {
         assert_eq!(died(how, None), (signal, Some(Killed { work, signal })), "{how}");
     }
     assert_eq!(died("idle", None), (libc::SIGABRT, None));
+}
+
+/// The processor goes on after this instruction.
+#[test]
+#[cfg(target_arch = "x86_64")]
+fn a_trap_ends_the_process() {
+    let killed = Killed { work: work_of("second"), signal: libc::SIGTRAP };
+    assert_eq!(died("trap", None), (libc::SIGTRAP, Some(killed)));
 }
 
 #[test]

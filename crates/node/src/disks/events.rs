@@ -24,6 +24,8 @@ const WAITERS_MAX: usize = 8;
 const TEXT_BYTES_MAX: usize = 1024;
 /// Why a device has failed a request for lack of space.
 const NO_SPACE: &str = "no space left";
+/// Why a disk has paused that has lost its image for a time.
+const LOST: &str = "another machine has used the image since this one used it";
 
 /// What has happened.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -86,7 +88,8 @@ pub(crate) enum What {
     ConnectionClosed { disk: String, process: u32, why: String },
     /// The guest has broken a ring.
     RingBroken { disk: String, ring: u16, why: String },
-    /// A disk has paused, because its device has failed a request.
+    /// A disk has paused, because its device has failed a request, or because another machine has
+    /// used its image.
     Paused { disk: String, why: String },
     /// A disk is not served any more, because the node has died of it again and again.
     StandsStill { disk: String, why: String },
@@ -127,6 +130,7 @@ impl What {
                 What::DeviceError { disk, ring, request, offset, bytes: len, why }
             }
             DiskEvent::LockAwaited { why } => What::LockAwaited { disk, why },
+            DiskEvent::Lost => What::Paused { disk, why: LOST.to_owned() },
             DiskEvent::Paused { no_space } => What::Paused { disk, why: reason(no_space) },
         }
     }

@@ -11,7 +11,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use nix::sys::signal::Signal;
-use nix::sys::wait::WaitStatus;
+use nix::sys::wait::{Id, WaitPidFlag, WaitStatus, waitid};
 use nix::unistd::Pid;
 use reactor::{Class, Core, Event, OtherProcess, Program, timeout};
 
@@ -64,7 +64,9 @@ pub(super) struct Child {
     opening: Cell<usize>,
     ended: Cell<Option<WaitStatus>>,
     survivor: RefCell<Option<OtherProcess>>,
-    /// The launcher's event: notified after each change of the five states above.
+    /// It has ended, and its survivor, too.
+    buried: Cell<bool>,
+    /// The launcher's event: notified after each change of the states above, from `begun` on.
     changed: Rc<Event>,
 }
 
@@ -92,6 +94,7 @@ impl Child {
             opening: Cell::new(0),
             ended: Cell::new(None),
             survivor: RefCell::default(),
+            buried: Cell::new(false),
             changed: changed.clone(),
         })
     }
@@ -169,16 +172,32 @@ impl Child {
     /// neither its socket open nor its images: it could have been taken over with the node.
     pub(super) async fn bury(self: Rc<Self>, core: Core) {
         let _ = core.process_end(self.pid.as_raw() as u32).await;
-        let Some(survivor) = self.survivor.take() else { return };
-        let mut ends = pin!(survivor.end(&core));
-        if timeout(&core, SOCKET_NS, ends.as_mut()).await.is_ok() {
+        if let Some(survivor) = self.survivor.take() {
+            self.end_survivor(&core, &survivor).await;
+            // Process 1 is the parent of every process whose own one has ended.
+            let ended = WaitPidFlag::WEXITED | WaitPidFlag::WNOHANG;
+            let _ = waitid(Id::PIDFd(survivor.as_fd()), ended);
+        }
+        self.buried.set(true);
+        self.changed.notify_all();
+    }
+
+    async fn end_survivor(&self, core: &Core, survivor: &OtherProcess) {
+        let mut ends = pin!(survivor.end(core));
+        if timeout(core, SOCKET_NS, ends.as_mut()).await.is_ok() {
             return;
         }
         let _ = self.stream.shutdown(Shutdown::Both);
-        if timeout(&core, SURVIVOR_NS, ends).await.is_err() {
+        if timeout(core, SURVIVOR_NS, ends.as_mut()).await.is_err() {
             // If it is only slow to take the memory apart, this has no effect.
             survivor.kill();
+            let _ = timeout(core, SURVIVOR_NS, ends).await;
         }
+    }
+
+    /// Waits until nothing of it has its images open.
+    pub(super) async fn until_it_is_buried(&self) {
+        self.changed.wait_until(|| self.buried.get()).await;
     }
 
     pub(super) fn kill(&self) {

@@ -114,6 +114,8 @@ const ALWAYS: &[i64] = &[
     libc::SYS_ftruncate,
     libc::SYS_fallocate,
     libc::SYS_fadvise64,
+    libc::SYS_fgetxattr,
+    libc::SYS_fsetxattr,
     libc::SYS_eventfd2,
     libc::SYS_memfd_create,
     // Waiting.

@@ -279,17 +279,17 @@ impl Launcher {
             let ended = || self.current.borrow().ended().filter(|_| !self.upgrading.get());
             let status = self.changed.wait_for(ended).await;
             self.note_end(status);
-            deaths = if self.core.now_ns() < began_ns + SOON_NS { deaths + 1 } else { 1 };
-            if self.blame(status) {
-                // The next one does not have that disk.
-                deaths = 1;
-            }
+            let soon = self.core.now_ns() < began_ns + SOON_NS;
+            deaths = next_deaths(deaths, soon, self.blame(status));
             if !self.starts_again(status, deaths).await {
                 break status;
             }
             began_ns = self.core.now_ns();
         };
         self.dismiss_spare().await;
+        // Whoever waits for the launcher's end may open the images.
+        let node = self.current.borrow().clone();
+        node.until_it_is_buried().await;
         self.remove_names();
         Ok(match status {
             WaitStatus::Exited(_, code) => code,
@@ -312,8 +312,8 @@ impl Launcher {
         self.resources.events().note(What::Ended { process, signal, code });
     }
 
-    /// Finds out which disk the node has died of, if it is one, and whether that disk is not to be
-    /// served any more.
+    /// Finds out which disk the node has died of, and lets that disk stand still if it has had
+    /// enough deaths. Returns whether it was a disk.
     fn blame(&self, status: WaitStatus) -> bool {
         let WaitStatus::Signaled(_, signal, _) = status else { return false };
         let node = self.current.borrow();
@@ -326,10 +326,9 @@ impl Launcher {
             return false;
         };
         tracing::error!(disk, signal = killed.signal, "the node died while it worked for a disk");
-        let Some(why) = self.poison.died_of(disk, killed.signal, self.core.now_ns()) else {
-            return false;
-        };
-        self.resources.events().note(What::StandsStill { disk: disk.clone(), why });
+        if let Some(why) = self.poison.died_of(disk, killed.signal, self.core.now_ns()) {
+            self.resources.events().note(What::StandsStill { disk: disk.clone(), why });
+        }
         true
     }
 
@@ -397,6 +396,7 @@ impl Launcher {
         if let Some(spare) = self.spare.take() {
             spare.kill();
             spare.until_it_ends().await;
+            spare.until_it_is_buried().await;
         }
     }
 
@@ -538,6 +538,18 @@ impl Launcher {
     fn make_current(&self, node: &Rc<Child>) {
         self.current.replace(node.clone());
         self.changed.notify_all();
+    }
+}
+
+/// The number of nodes that have died soon, one after the other, after another one's death. A death
+/// that is laid at a disk does not count: guests must not be able to end the launcher, and the
+/// number of such deaths is limited for each disk.
+fn next_deaths(before: u32, soon: bool, of_disk: bool) -> u32 {
+    match (soon, of_disk) {
+        (true, false) => before + 1,
+        (true, true) => before,
+        (false, false) => 1,
+        (false, true) => 0,
     }
 }
 

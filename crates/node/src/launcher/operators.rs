@@ -124,10 +124,6 @@ impl Commands for Operators {
                 launcher.changed.wait_until(|| !launcher.upgrading.get()).await;
                 Some(Order::Send { name: name.clone(), to: to.clone() })
             }
-            Request::DiskResume { name } => {
-                launcher.poison.forget(name);
-                None
-            }
             Request::Events { log, after, wait } => {
                 let events = launcher.resources.events();
                 return Ok(events.after(log.as_deref(), *after, *wait).await.to_string());
@@ -139,12 +135,19 @@ impl Commands for Operators {
             }
             _ => None,
         };
+        let resumed = match &request {
+            Request::DiskResume { name } => Some(name.clone()),
+            _ => None,
+        };
         launcher.orders.borrow_mut().extend(order.clone());
         let done = launcher.relay(request).await;
         if let Some(order) = order {
             let mut orders = launcher.orders.borrow_mut();
             let at = orders.iter().position(|one| *one == order);
             at.map(|at| orders.swap_remove(at));
+        }
+        if let (Some(name), Ok(_)) = (resumed, &done) {
+            launcher.poison.forget(&name);
         }
         done
     }

@@ -1,10 +1,13 @@
 use std::os::unix::net::UnixStream;
 
+use nix::errno::Errno;
+use nix::sys::wait::waitpid;
 use nix::unistd::Pid;
+use reactor::{OtherProcess, Program};
 
 use super::child::{Role, spawn};
 use super::*;
-use crate::admin::Request;
+use crate::admin::{Commands, Request};
 use crate::disks::protocol::ToLauncher;
 use crate::disks::spec::DiskSpec;
 use crate::disks::state::State;
@@ -266,4 +269,76 @@ fn a_node_that_may_have_disks_is_launched() {
     assert!(wanted(disk) && wanted("state = 'd'") && wanted("admin = 'a.sock'"));
     assert!(!wanted(&format!("sandbox = 'off'\n{disk}")));
     assert!(wanted("data = 'd'\nsandbox = 'on'"));
+}
+
+#[test]
+fn deaths_that_are_laid_at_disks_do_not_end_the_launcher() {
+    let (mut deaths, poison) = (0, Poison::default());
+    let disks = ["a", "b", "c", "d", "e", "f"];
+    // Their deaths alternate, so the third one of a disk comes late.
+    for nth in 0..3 * disks.len() as u64 {
+        deaths = next_deaths(deaths, true, true);
+        assert!(deaths <= DEATHS_MAX);
+        poison.died_of(disks[nth as usize % disks.len()], 11, nth * MOMENT_NS);
+    }
+    assert_eq!(poison.all().len(), disks.len());
+    // All others count.
+    let nodes = 0..=DEATHS_MAX;
+    assert!(nodes.fold(deaths, |deaths, _| next_deaths(deaths, true, false)) > DEATHS_MAX);
+    assert_eq!(next_deaths(9, false, false), 1);
+}
+
+#[test]
+fn a_launcher_ends_after_the_survivor_of_its_node_and_reaps_it() {
+    let root = directory("survivor");
+    let place = root.clone();
+    reactor::run(&one_core(), move |core| {
+        let root = place.clone();
+        async move {
+            let sleep = ["0.2"].map(Into::into).to_vec();
+            let input = new_file(&root.join("input"));
+            let program = Program {
+                path: "/bin/sleep".into(),
+                arguments: sleep,
+                variables: Vec::new(),
+                input: Arc::new(input.into()),
+            };
+            let survivor = core.start_process(program).await.unwrap().id();
+            let (launcher, node) = launcher(&core, &root).await;
+            node.set_survivor(OtherProcess::open(survivor).unwrap());
+            launcher.stopping.set(true);
+            let since_ns = core.now_ns();
+            assert_eq!(launcher.until_the_end().await.unwrap(), 0);
+            assert!(core.now_ns() > since_ns + 100 * MOMENT_NS, "the images are still open");
+            let pid = Pid::from_raw(survivor as i32);
+            assert_eq!(waitpid(pid, None), Err(Errno::ECHILD), "nobody has waited for it");
+        }
+    })
+    .unwrap();
+    std::fs::remove_dir_all(&root).unwrap();
+}
+
+#[test]
+fn a_disk_stands_still_until_the_node_has_opened_it() {
+    let root = directory("resumed");
+    let place = root.clone();
+    reactor::run(&one_core(), move |core| {
+        let root = place.clone();
+        async move {
+            let (launcher, _) = launcher(&core, &root).await;
+            for _ in 0..3 {
+                launcher.poison.died_of("asked", 11, core.now_ns());
+            }
+            // What a node says if it cannot, and if it can.
+            for (says, is_done) in [("\n", false), ("{}", true)] {
+                let _channel = played(&core, &launcher, says);
+                let resume = Request::DiskResume { name: "asked".into() };
+                let done = Operators(launcher.clone()).run(resume).await;
+                assert_eq!(done.is_ok(), is_done);
+                assert_eq!(launcher.poison.stands_still("asked").is_none(), is_done);
+            }
+        }
+    })
+    .unwrap();
+    std::fs::remove_dir_all(&root).unwrap();
 }

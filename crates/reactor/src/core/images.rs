@@ -81,6 +81,27 @@ impl Core {
         self.meta_done(MetaOp::LockImage { file: file.clone(), lock }).await
     }
 
+    /// Who has claimed an open image last ([`Core::claim_image`]), whatever process or host that
+    /// was; empty if nobody has. Suspends.
+    ///
+    /// # Errors
+    /// When its file system has no extended attributes; others as the system gives them. A
+    /// simulated image has no owner.
+    pub async fn image_owner(&self, file: &Arc<SharedFile>) -> io::Result<Vec<u8>> {
+        match self.meta(MetaOp::Owner { file: file.clone(), claim: None }).await? {
+            MetaOut::Bytes(owner) => Ok(owner),
+            other => unreachable!("a question for an owner answered {other:?}"),
+        }
+    }
+
+    /// Stores with an open image that somebody has it now. Suspends.
+    ///
+    /// # Errors
+    /// As for [`Core::image_owner`].
+    pub async fn claim_image(&self, file: &Arc<SharedFile>, owner: String) -> io::Result<()> {
+        self.meta_done(MetaOp::Owner { file: file.clone(), claim: Some(owner) }).await
+    }
+
     /// How much space an open file occupies, and how much its file system has left; `None` for a
     /// block device. A file system that does not answer holds up only this, and the same question
     /// about other files. Suspends.

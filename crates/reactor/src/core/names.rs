@@ -164,7 +164,12 @@ impl Core {
 impl CoreState {
     fn start_meta(&self, op: MetaOp) -> OpId {
         self.stats.operations.add(1);
-        let id = self.ops.borrow_mut().insert(Payload::None, Hold::None, Nature::Plain);
+        // A file system that hangs answers when its server is back, or never.
+        let nature = match &op {
+            MetaOp::Space { .. } => Nature::Question,
+            _ => Nature::Plain,
+        };
+        let id = self.ops.borrow_mut().insert(Payload::None, Hold::None, nature);
         self.driver.borrow_mut().meta(id.token, op, &self.shared);
         id
     }

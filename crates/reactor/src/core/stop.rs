@@ -50,7 +50,7 @@ impl Core {
 
     /// Whether the driver is done with every buffer.
     pub(crate) fn drained(&self) -> bool {
-        self.0.ops.borrow().running == 0
+        self.0.ops.borrow().is_drained()
     }
 
     /// One step of the wait for [`Core::drained`]. Tasks that messages of other cores start

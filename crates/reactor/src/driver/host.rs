@@ -8,6 +8,7 @@
 //! one only computes, and a third one only asks file systems for their space: one that does not
 //! answer must not hold up what others are asked to do.
 
+use std::ffi::CStr;
 use std::fs;
 use std::io::{self, Read};
 use std::ops::Range;
@@ -51,12 +52,17 @@ impl Helpers {
         ];
         let all = names.chain(others.map(|(name, queue)| (name.to_owned(), queue)));
         for (name, queue) in all.map(|(name, queue)| (name, queue.clone())).collect::<Vec<_>>() {
+            let own = queue.clone();
             let thread = std::thread::Builder::new().name(name);
             let thread = thread.spawn(move || {
                 while let Some(job) = queue.pop() {
                     job();
                 }
             })?;
+            if Arc::ptr_eq(&own, &helpers.space) {
+                // Nobody waits for its end: the file system that it asks may hang.
+                continue;
+            }
             // If a later one fails, dropping `helpers` stops the running ones.
             helpers.threads.push(thread);
         }
@@ -159,6 +165,10 @@ fn perform(op: MetaOp, cleaner: &Cleaner) -> io::Result<MetaOut> {
                 ImageLock::None => libc::F_UNLCK,
             };
             lock_open(host_fd(&file)?, kind).map(|()| MetaOut::Done)
+        }
+        MetaOp::Owner { file, claim: None } => owner(host_fd(&file)?).map(MetaOut::Bytes),
+        MetaOp::Owner { file, claim: Some(owner) } => {
+            claim(host_fd(&file)?, &owner).map(|()| MetaOut::Done)
         }
         MetaOp::Space { file } => space(host_fd(&file)?).map(MetaOut::Space),
         MetaOp::LockExclusive { path } => {
@@ -367,6 +377,33 @@ fn measure(fd: i32) -> io::Result<u64> {
     // SAFETY: the request writes a 64-bit number to a live place.
     uninterrupted(|| unsafe { libc::ioctl(fd, BLKGETSIZE64, &raw mut size) })?;
     Ok(size)
+}
+
+/// The extended attribute that names the last owner of an image, and its longest value.
+const OWNER: &CStr = c"user.millrace.owner";
+const OWNER_MAX: usize = 256;
+
+/// The last owner of an open file; empty if there was none.
+fn owner(fd: i32) -> io::Result<Vec<u8>> {
+    let mut value = vec![0_u8; OWNER_MAX];
+    // SAFETY: the name is a C string, and the buffer is live and has this length.
+    let len = unsafe { libc::fgetxattr(fd, OWNER.as_ptr(), value.as_mut_ptr().cast(), OWNER_MAX) };
+    if len < 0 {
+        let error = io::Error::last_os_error();
+        return match error.raw_os_error() {
+            Some(libc::ENODATA) => Ok(Vec::new()),
+            _ => Err(error),
+        };
+    }
+    value.truncate(len as usize);
+    Ok(value)
+}
+
+/// Makes somebody the last owner of an open file.
+fn claim(fd: i32, owner: &str) -> io::Result<()> {
+    let (value, len) = (owner.as_ptr().cast(), owner.len());
+    // SAFETY: the name is a C string, and the value is live and has this length.
+    uninterrupted(|| unsafe { libc::fsetxattr(fd, OWNER.as_ptr(), value, len, 0) })
 }
 
 /// Unit of `st_blocks`, whatever the block of the file system.

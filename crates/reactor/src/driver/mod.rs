@@ -274,6 +274,13 @@ pub enum MetaOp {
         /// The file.
         file: Arc<SharedFile>,
     },
+    /// Read who has claimed an open file last, or claim it.
+    Owner {
+        /// The file.
+        file: Arc<SharedFile>,
+        /// The new owner, if it is to be claimed.
+        claim: Option<String>,
+    },
     /// Lock an open file as a whole, or unlock it: as [`ImageOpening::lock`].
     LockImage {
         /// The file.
@@ -312,7 +319,7 @@ pub enum MetaOut {
     Process(Child),
     /// Of `List`.
     List(Vec<DirEntry>),
-    /// Of `ReadSmall` and `Compute`.
+    /// Of `ReadSmall` and `Compute`, and of `Owner` that reads.
     Bytes(Vec<u8>),
     /// Of `Extents`.
     Extents(Vec<Extent>),

@@ -74,6 +74,7 @@ impl State {
             | MetaOp::Measure { file }
             | MetaOp::Extents { file, .. }
             | MetaOp::LockImage { file, .. }
+            | MetaOp::Owner { file, .. }
             | MetaOp::Space { file } => {
                 // By its newest name, if it is an open file of this world.
                 let own = self.file(file.fd().number());
@@ -84,6 +85,7 @@ impl State {
                     MetaOp::Extents { .. } => 17,
                     MetaOp::Space { .. } => 18,
                     MetaOp::LockImage { .. } => 19,
+                    MetaOp::Owner { .. } => 20,
                     _ => 13,
                 };
                 (kind, &changed)
@@ -255,7 +257,9 @@ impl State {
                 let one = (len > 0 && max > 0).then_some(Extent { len, is_hole: false });
                 Ok(MetaOut::Extents(one.into_iter().collect()))
             }
-            MetaOp::LockImage { .. } => Err(io::ErrorKind::Unsupported.into()),
+            MetaOp::LockImage { .. } | MetaOp::Owner { .. } => {
+                Err(io::ErrorKind::Unsupported.into())
+            }
             MetaOp::Space { file } => {
                 let own = self.file(file.fd().number());
                 let own = own.ok_or_else(|| io::Error::from_raw_os_error(libc::EBADF))?;

@@ -22,6 +22,10 @@ const VERSION: u16 = 1;
 const VERSION_AT: usize = 8;
 const DESC_NUM_AT: usize = 10;
 
+/// The name of the region follows the last queue's part: {u64 magic, u64 name}.
+const NAME_BYTES: u64 = 64;
+const NAME_MAGIC: u64 = u64::from_le_bytes(*b"millrace");
+
 mod split_at {
     pub(super) const LAST_BATCH_HEAD: usize = 12;
     pub(super) const USED_IDX: usize = 14;
@@ -94,7 +98,7 @@ impl InflightRegion {
         queue_size: u16,
         form: Form,
     ) -> Result<(InflightRegion, OwnedFd), MemoryError> {
-        let mmap_size = u64::from(queues) * stride(form, queue_size);
+        let file_size = u64::from(queues) * stride(form, queue_size) + NAME_BYTES;
         // SAFETY: the name is a C string, and the call accesses no other memory.
         let fd = unsafe {
             libc::memfd_create(c"inflight".as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING)
@@ -104,8 +108,6 @@ impl InflightRegion {
         }
         // SAFETY: the system has just returned this descriptor, and nothing else owns it.
         let fd = unsafe { OwnedFd::from_raw_fd(fd) };
-        // Not empty, even without queues: an empty file cannot be mapped.
-        let file_size = mmap_size.max(64);
         // SAFETY: calls on a descriptor that we own; they access no memory of this process.
         let failed = unsafe {
             libc::ftruncate(fd.as_raw_fd(), file_size as i64) != 0
@@ -152,6 +154,27 @@ impl InflightRegion {
     /// The region's shape and its place in the file.
     pub fn info(&self) -> InflightInfo {
         self.info
+    }
+
+    /// Gives the region a name of its own, by which later processes know it.
+    pub fn set_name(&self, name: u64) {
+        if let Some(at) = self.name_at() {
+            self.area.store_u64(at + 8, name, Release);
+            self.area.store_u64(at, NAME_MAGIC, Release);
+        }
+    }
+
+    /// The name; `None` if it was not set, or the region was made by somebody else.
+    pub fn name(&self) -> Option<u64> {
+        let at = self.name_at()?;
+        let is_set = self.area.load_u64(at, Acquire) == NAME_MAGIC;
+        is_set.then(|| self.area.load_u64(at + 8, Relaxed))
+    }
+
+    fn name_at(&self) -> Option<usize> {
+        let at = u64::from(self.info.queues) * stride(self.form, self.info.queue_size);
+        let has_room = at.checked_add(NAME_BYTES)? <= self.info.mmap_size;
+        has_room.then_some(usize::try_from(at).ok()?)
     }
 
     /// One queue's part; `None` beyond the last queue.

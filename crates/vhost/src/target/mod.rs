@@ -327,15 +327,16 @@ impl Target {
         &self.stats
     }
 
-    /// Whether the disk has paused because its device has failed a request: see
-    /// [`OnError::Pause`].
+    /// Whether the disk has paused because its device has failed a request ([`OnError::Pause`]), or
+    /// because somebody else has had its image.
     pub fn is_paused(&self) -> bool {
         self.trouble.is_paused()
     }
 
-    /// Lets a paused disk go on: what has failed is submitted again, within 50 ms. Returns false if
+    /// Lets a paused disk go on: what waits is submitted again, within 50 ms. Returns false if
     /// it is not paused.
     pub fn go_on(&self) -> bool {
+        self.claim_lost();
         self.trouble.resume()
     }
 

@@ -55,6 +55,8 @@ pub enum DiskEvent {
         /// Why it does not come.
         why: String,
     },
+    /// The disk has paused, because somebody else has had its image.
+    Lost,
     /// The disk has paused, because the device has failed a request.
     Paused {
         /// The device has no space left.

@@ -144,7 +144,9 @@ impl Target {
         connection.stop_rings(false).await;
         match end {
             // Abandoned operations keep it locked, until the file is closed.
-            End::Gone | End::Failed(_) if self.in_flight().is_none() => self.release_lock().await,
+            End::Gone | End::Failed(_) | End::Quiescing if self.in_flight().is_none() => {
+                self.release_lock().await;
+            }
             // Another process may have it, or the file is about to be closed.
             _ => self.lock.leave(),
         }

@@ -9,6 +9,10 @@
 //! cannot be (there is no region, or the machine is about to move and leaves the region behind),
 //! the guest gets an error. A broken ring keeps nothing. The pause ends with the connection.
 //!
+//! A disk that is *lost* has paused because somebody else has had its image, so that what its guest
+//! has begun may destroy what is there now. Nothing is submitted then, not even by a ring that
+//! stops.
+//!
 //! A disk that is *withheld* from its guest takes no request at all: its data is, or may be,
 //! elsewhere. Its rings start and stop, but leave everything to the guest.
 
@@ -33,6 +37,8 @@ pub enum OnError {
 const PAUSED: u8 = 1;
 /// The disk is withheld from its guest.
 const WITHHELD: u8 = 2;
+/// The disk has paused because somebody else has had its image.
+const LOST: u8 = 4;
 
 /// The state of a disk, shared by its rings on all cores.
 #[derive(Debug, Default)]
@@ -61,7 +67,7 @@ impl Trouble {
     #[inline]
     pub fn stands_still(&self, stopping: bool) -> bool {
         let state = self.state.load(Ordering::Relaxed);
-        state & WITHHELD != 0 || (state != 0 && !stopping)
+        state & (WITHHELD | LOST) != 0 || (state != 0 && !stopping)
     }
 
     /// Pauses the disk. Returns false if it is paused already.
@@ -71,7 +77,17 @@ impl Trouble {
 
     /// Lets the disk go on. Returns false if it is not paused.
     pub fn resume(&self) -> bool {
-        self.state.fetch_and(!PAUSED, Ordering::Relaxed) & PAUSED != 0
+        self.state.fetch_and(!(PAUSED | LOST), Ordering::Relaxed) & PAUSED != 0
+    }
+
+    /// Pauses the disk, because somebody else has had its image. Returns false if that is known.
+    pub fn lose(&self) -> bool {
+        self.state.fetch_or(PAUSED | LOST, Ordering::Relaxed) & LOST == 0
+    }
+
+    #[inline]
+    pub fn is_lost(&self) -> bool {
+        self.state.load(Ordering::Relaxed) & LOST != 0
     }
 
     #[inline]

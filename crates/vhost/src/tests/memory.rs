@@ -219,7 +219,7 @@ fn damaged_inflight_regions_are_refused() {
             let mut tags = Vec::new();
             ring.pop(&guest.memory, &disk(), 9, &mut tags).unwrap();
             drop(ring);
-            let size = region.info().mmap_size;
+            let size = region.info().mmap_size - 64;
             let own = Area::map(fd.as_fd(), size / 2, size / 2).unwrap();
             damage(&own);
             let before: Vec<u8> = (0..own.len()).map(|at| own.load_u8(at, Relaxed)).collect();
@@ -276,7 +276,7 @@ fn damaged_inflight_regions_are_refused() {
 #[test]
 fn inflight_regions_are_mapped_with_their_sizes() {
     let (region, fd) = InflightRegion::create(2, 128, Form::Split).unwrap();
-    assert_eq!(region.info().mmap_size, 4224);
+    assert_eq!(region.info().mmap_size, 4224 + 64);
     assert!(region.queue(1).is_some() && region.queue(2).is_none());
     let info = region.info();
     let refused = |info, form| InflightRegion::map(fd.as_fd(), info, form).is_err();
@@ -284,7 +284,7 @@ fn inflight_regions_are_mapped_with_their_sizes() {
     assert!(refused(info, Form::Packed), "too small for the other form");
     assert!(refused(InflightInfo { queues: 3, ..info }, Form::Split));
     assert!(refused(InflightInfo { queue_size: 132, ..info }, Form::Split));
-    assert!(refused(InflightInfo { mmap_size: 4225, ..info }, Form::Split), "beyond the file");
+    assert!(refused(InflightInfo { mmap_size: 4289, ..info }, Form::Split), "beyond the file");
     assert!(refused(InflightInfo { mmap_offset: 64, ..info }, Form::Split), "beyond the file");
     assert!(refused(
         InflightInfo { queues: 1, mmap_offset: 4, mmap_size: 2112, ..info },

@@ -37,6 +37,19 @@ pub(super) fn start_with(
     trouble: &Arc<Trouble>,
     inflight: Option<InflightArea>,
 ) -> (RingHandle, JoinHandle<RingEnd>) {
+    start_waiting(core, name, guest, device, trouble, inflight, false)
+}
+
+/// The same; the ring may have to wait for the image's lock.
+pub(super) fn start_waiting(
+    core: &Core,
+    name: &str,
+    guest: &Guest,
+    device: &Bdev,
+    trouble: &Arc<Trouble>,
+    inflight: Option<InflightArea>,
+    waits_for_lock: bool,
+) -> (RingHandle, JoinHandle<RingEnd>) {
     let (handle, commands) = queue::command_queue();
     let start = Start {
         work: 0,
@@ -56,7 +69,7 @@ pub(super) fn start_with(
         enabled: true,
         broken: false,
         hold: None,
-        waits_for_lock: false,
+        waits_for_lock,
         device: device.clone(),
         activity: DiskActivity::register(&core.local()),
         stats: Arc::default(),

@@ -9,7 +9,7 @@ use reactor::Core;
 use reactor::sim::{SimConfig, World};
 
 use super::guest::*;
-use super::share::start_with;
+use super::share::{start_waiting, start_with};
 use crate::target::queue::{Command, RingEnd};
 use crate::target::trouble::Trouble;
 use crate::*;
@@ -196,6 +196,19 @@ fn a_paused_ring_that_stops_leaves_requests_in_the_region_or_answers_them() {
             // The next process begins with it.
             guest.base = base;
             let trouble = Arc::new(Trouble::new(OnError::Pause));
+            // It may end before it has the image, or because it must not touch it.
+            let (mut handle, ended) =
+                start_waiting(&core, "a", &guest, &device, &trouble, area(), true);
+            assert_eq!(completed(&core, &mut guest).await, []);
+            handle.send(Command::Stop);
+            assert_eq!(ended.await.base, base);
+            assert!(trouble.lose() && !trouble.lose());
+            let (mut handle, ended) = start_with(&core, "a", &guest, &device, &trouble, area());
+            assert_eq!(completed(&core, &mut guest).await, []);
+            handle.send(Command::Stop);
+            assert_eq!(ended.await.base, base);
+            assert_eq!(completed(&core, &mut guest).await, []);
+            assert!(trouble.resume() && !trouble.is_lost());
             let (mut handle, ended) = start_with(&core, "a", &guest, &device, &trouble, area());
             // Each ring's device fails once.
             assert_eq!(completed(&core, &mut guest).await, []);

@@ -6,6 +6,7 @@ mod common;
 mod forced;
 mod handover;
 mod hostile;
+mod image_lock;
 mod in_force;
 mod kept;
 mod lost_memory;

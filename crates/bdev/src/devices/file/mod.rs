@@ -153,6 +153,41 @@ impl FileDevice {
         locked.map_err(|error| Error::io(name(), error))
     }
 
+    /// Who has claimed the image last; empty if nobody has, or if it is not for one user alone.
+    pub async fn owner(&self, core: &Core) -> Result<Vec<u8>, Error> {
+        if self.lock != Some(ImageLock::Exclusive) {
+            return Ok(Vec::new());
+        }
+        let owner = core.image_owner(&self.image.file).await;
+        owner.map_err(|error| Error::io(self.cannot("ask for the owner of"), error))
+    }
+
+    /// Claims the image, if it is for one user alone.
+    pub async fn claim(&self, core: &Core, owner: String) -> Result<(), Error> {
+        if self.lock != Some(ImageLock::Exclusive) {
+            return Ok(());
+        }
+        let claimed = core.claim_image(&self.image.file, owner).await;
+        claimed.map_err(|error| Error::io(self.cannot("claim"), error))
+    }
+
+    /// The length of the image now.
+    pub async fn measure(&self, core: &Core) -> Result<u64, Error> {
+        let failed = |error| Error::io(self.cannot("measure"), error);
+        let (known, len) =
+            (self.image.file.size(), core.measure(&self.image.file).await.map_err(failed)?);
+        if len != known && self.mapping.is_some() {
+            let file = core.attach(&self.image.file);
+            let mapped = MappedFile::new(file, self.mapping.clone());
+            mapped.set_len(len).await.map_err(failed)?;
+        }
+        Ok(len)
+    }
+
+    fn cannot(&self, what: &str) -> String {
+        format!("cannot {what} {}", self.image.file.path().display())
+    }
+
     /// The space of a regular file.
     pub async fn space(&self, core: &Core) -> Option<Space> {
         core.space(&self.image.file).await.ok().flatten()

@@ -10,7 +10,7 @@ use crate::memory::dirty::DirtyLog;
 use crate::protocol::handover::InFlight;
 use crate::protocol::ring_state::{Kick, RingProgress, RingState};
 use crate::ring::Setup;
-use crate::ring::inflight::{Form, InflightArea, InflightRegion};
+use crate::ring::inflight::{Form, InflightRegion};
 use crate::ring::request::Disk;
 use crate::target::disk::{config, disk};
 use crate::target::queue::{self, Command, RingEnd, RingHandle, Start, WaitGroup};
@@ -69,8 +69,8 @@ impl Connection<'_> {
         if self.session.packed() { Form::Packed } else { Form::Split }
     }
 
-    /// Maps a ring's part of the in-flight region, if there is one.
-    fn inflight_part(&mut self, index: u16) -> Result<Option<InflightArea>, Refused> {
+    /// Maps the in-flight region, if there is one.
+    fn inflight_region(&mut self) -> Result<Option<InflightRegion>, Refused> {
         let Some((info, fd)) = &self.inflight else { return Ok(None) };
         let account = self.memory.account();
         let region = InflightRegion::map_for(account, fd.as_fd(), *info, self.form());
@@ -83,12 +83,16 @@ impl Connection<'_> {
                  of a write cache"
             );
         }
-        Ok(region.queue(index))
+        Ok(Some(region))
     }
 
     pub(super) fn start_ring(&mut self, index: u16) -> Result<(), Refused> {
         let target = self.target;
-        let inflight = self.inflight_part(index)?;
+        let region = self.inflight_region()?;
+        let inflight = region.as_ref().and_then(|region| region.queue(index));
+        if target.device().locks_for_use() && self.has_no_ring() {
+            target.lock.set_region(region.clone());
+        }
         let ring = *self.session.ring(index);
         let progress = self.part(index).progress.take();
         let addresses = ring.addresses.unwrap_or_default();

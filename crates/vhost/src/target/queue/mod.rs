@@ -157,7 +157,7 @@ pub(crate) async fn run(core: Core, start: Start, mut commands: CommandQueue) ->
 
 /// Waits for the guest's kicks. Each wakes the core, which then runs its pollers.
 fn listen(core: &Core, watch: EventWatch, queue: &Rc<RefCell<Queue>>) -> OwnedTask<()> {
-    let queue = queue.clone();
+    let (queue, work) = (queue.clone(), queue.borrow().work);
     let listening = async move {
         loop {
             let heard = watch.raised().await;
@@ -171,6 +171,8 @@ fn listen(core: &Core, watch: EventWatch, queue: &Rc<RefCell<Queue>>) -> OwnedTa
             }
         }
     };
+    let there = core.clone();
+    let listening = async move { there.working(work, listening).await };
     core.spawn(Class::Foreground, listening).owned()
 }
 
@@ -455,9 +457,9 @@ impl Queue {
     /// Whether the ring pops nothing more and has nothing in flight, or was abandoned.
     fn is_quiesced(&self) -> bool {
         let has_nothing = match self.waits_for_lock {
-            // It has taken nothing. What an earlier process has left is done first, unless it stays
-            // in the in-flight region.
-            true => self.leaves || self.ring.resubmits() == 0,
+            // It has taken nothing. What an earlier process has left stays in the in-flight region,
+            // or, if the machine leaves the region behind, is done first.
+            true => self.leaves_failed() || self.ring.resubmits() == 0,
             false => self.has_nothing(),
         };
         self.abandoned || (self.stopping && self.hold.is_none() && has_nothing)
@@ -469,7 +471,9 @@ impl Queue {
             && (self.failed.is_empty() || self.leaves_failed())
             && (self.ring.broken().is_some()
                 || (self.ring.answered() == 0
-                    && (self.ring.resubmits() == 0 || self.trouble.is_withheld())))
+                    && (self.ring.resubmits() == 0
+                        || self.trouble.is_withheld()
+                        || (self.trouble.is_lost() && self.leaves_failed()))))
     }
 
     /// Whether the ring takes new requests.
@@ -483,7 +487,7 @@ impl Queue {
         self.trouble.stands_still(self.stopping)
     }
 
-    /// Whether a ring that stops leaves failed requests in the in-flight region. A machine that
+    /// Whether a ring that stops leaves requests that wait in the in-flight region. A machine that
     /// moves leaves the region behind, unless it stays here for now.
     fn leaves_failed(&self) -> bool {
         self.recorded && (self.leaves || self.log.is_none())
@@ -602,6 +606,43 @@ impl Queue {
         }
         worked
     }
+
+    /// Whether a turn would do anything.
+    fn has_work(&self) -> bool {
+        (self.channel.in_flight() > 0 && self.channel.ready())
+            || self.can_submit_deferred()
+            || self.can_retry()
+            || (self.pops() && self.deferred.is_empty() && self.ring.has_work())
+    }
+
+    /// Prepares for the core's sleep. Returns false if it must not sleep.
+    fn arm(&mut self) -> bool {
+        if self.channel.in_flight() > 0 && self.channel.ready() {
+            return false;
+        }
+        if self.can_submit_deferred() || self.can_retry() {
+            return false;
+        }
+        if self.is_paused() {
+            // Another ring may have paused the disk after this one's turn.
+            self.core.turn_at(self.core.now_ns() + ASK_NS);
+            return true;
+        }
+        if !self.pops() || !self.deferred.is_empty() {
+            // The device's next completion wakes the core.
+            return true;
+        }
+        !self.polled
+            && self.ring.arm_kick(self.log.as_deref())
+            // A ring whose memory is lost gets no kicks.
+            && reactor::losses() == self.losses
+    }
+
+    fn disarm(&mut self) {
+        if self.pops() {
+            self.ring.disarm_kick(self.log.as_deref());
+        }
+    }
 }
 
 /// Keeps the memory of a ring's requests mapped. The ring holds one, and each operation of its
@@ -619,50 +660,32 @@ impl MemoryGuard {
 
 struct QueuePoller(Rc<RefCell<Queue>>);
 
-impl Poller for QueuePoller {
-    fn poll(&mut self) -> bool {
+impl QueuePoller {
+    /// Notes that the core works for the disk meanwhile.
+    #[inline]
+    fn at_work<T>(&self, work: impl FnOnce(&mut Queue) -> T) -> T {
         let queue = &mut *self.0.borrow_mut();
         let before = queue.core.work_on(queue.work);
-        let worked = queue.turn();
+        let done = work(queue);
         queue.core.work_on(before);
-        worked
+        done
+    }
+}
+
+impl Poller for QueuePoller {
+    fn poll(&mut self) -> bool {
+        self.at_work(Queue::turn)
     }
 
     fn pure_check(&mut self) -> bool {
-        let queue = self.0.borrow();
-        (queue.channel.in_flight() > 0 && queue.channel.ready())
-            || queue.can_submit_deferred()
-            || queue.can_retry()
-            || (queue.pops() && queue.deferred.is_empty() && queue.ring.has_work())
+        self.at_work(|queue| queue.has_work())
     }
 
     fn arm(&mut self) -> bool {
-        let queue = &mut *self.0.borrow_mut();
-        if queue.channel.in_flight() > 0 && queue.channel.ready() {
-            return false;
-        }
-        if queue.can_submit_deferred() || queue.can_retry() {
-            return false;
-        }
-        if queue.is_paused() {
-            // Another ring may have paused the disk after this one's turn.
-            queue.core.turn_at(queue.core.now_ns() + ASK_NS);
-            return true;
-        }
-        if !queue.pops() || !queue.deferred.is_empty() {
-            // The device's next completion wakes the core.
-            return true;
-        }
-        !queue.polled
-            && queue.ring.arm_kick(queue.log.as_deref())
-            // A ring whose memory is lost gets no kicks.
-            && reactor::losses() == queue.losses
+        self.at_work(Queue::arm)
     }
 
     fn disarm(&mut self) {
-        let queue = &mut *self.0.borrow_mut();
-        if queue.pops() {
-            queue.ring.disarm_kick(queue.log.as_deref());
-        }
+        self.at_work(Queue::disarm);
     }
 }
