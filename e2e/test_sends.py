@@ -202,18 +202,14 @@ def test_a_disk_may_have_another_name_there(nodes, tmp_path):
     assert here.elsewhere("vm-1").endswith("/other")
 
 
-def test_a_disk_of_the_configuration_is_sent_too(tmp_path):
-    """The state directory keeps where it is over starts with the same flags."""
+def test_a_disk_of_the_configuration_is_not_sent(tmp_path):
+    """The next start would serve it again, when it is detached, with its old data."""
     old = filled(tmp_path / "old.img")
     spec = f"name=a uri=file:{old} socket={tmp_path / 'here-a.sock'} queues=2"
     with Store(tmp_path, "here", specs=[spec]) as here, Store(tmp_path, "there") as there:
         there.awaits(f"file:{image(tmp_path / 'new.img', 32)}")
-        here.send(there, "a", FINISH)
-        assert filecmp.cmp(old, tmp_path / "new.img", shallow=False)
-        here.restart()
-        assert here.elsewhere() == f"has moved to 127.0.0.1:{there.port}/a"
-        here.do("move", "a", "--abort")
-        assert here.elsewhere() is None and here.transfer() is None
+        assert "is part of the node's configuration" in here.refuses("move", "a", "--to", f"127.0.0.1:{there.port}/a")
+        assert here.transfer() is None and there.transfer() == {"stage": "incoming", "id": None}
 
 
 def test_limits_travel(nodes, tmp_path):
@@ -533,7 +529,9 @@ def test_the_other_node_is_gone_for_good(nodes, tmp_path):
     there.kill()
     refused = here.refuses("move", "a", "--abort")
     assert "--force" in refused and f"127.0.0.1:{there.port}" in refused
-    assert here.stage() == "sent"
+    # If the disk was given back, and only the answer was lost, it is asked again.
+    assert here.stage() == "given"
+    assert "--force" in here.refuses("detach", "a")
     assert "is served here" in here.do("move", "a", "--abort", "--force")
     assert operations(driven_there(here)) > 0
     there.start()
@@ -546,11 +544,9 @@ def test_the_destination_gives_up(nodes, tmp_path):
     there.awaits(f"file:{image(tmp_path / 'new.img', 32)}")
     here.send(there)
     assert "waits for another move" in there.do("move", "a", "--abort")
-    assert there.transfer() == {"stage": "incoming", "id": None}
-    failed = guest.wait_for("the source", lambda: (now := here.status())["stage"] in ("failed", "ready") and there.transfer() and now)
-    # The same source may find it again, because it waits for any; else its move has failed.
-    if failed["stage"] == "ready":
-        here.do("move", "a", "--abort")
+    guest.wait_for("the source", lambda: here.status()["stage"] == "failed")
+    assert "was ended there" in here.status()["why"]
+    assert there.transfer() == {"stage": "incoming", "id": None} and here.transfer() is None
     here.send(there, "a", FINISH)
     assert filecmp.cmp(tmp_path / "old.img", tmp_path / "new.img", shallow=False)
 

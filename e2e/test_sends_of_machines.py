@@ -2,6 +2,7 @@
 
 import contextlib
 import filecmp
+import itertools
 import json
 import os
 import re
@@ -55,10 +56,6 @@ class Places:
         if "a" in self.there.disks():
             self.there.do("detach", "a", "--force")
         self.there.awaits(self.uris[1])
-        with contextlib.suppress(AssertionError):
-            # Until the source of a move that has ended does not connect again.
-            guest.wait_for("an old source", lambda: self.there.transfer()["id"] is not None, 3 if self.machines > 2 else 0)
-            self.there.do("move", "a", "--abort")
         said = self.send(*([] if wait else ["--background"]))
         assert not wait or "is ready: migrate its machine now" in said
 
@@ -102,8 +99,6 @@ class Places:
         """After a migration that has failed. The machine runs here, and the disk is here, too."""
         self.here.until_stage(None, "sending")
         if self.here.stage() is None:
-            # Until the destination of a disk that was taken back forgets the move.
-            self.there.do("move", "a", "--abort")
             self.send()
         self.here.until("ready")
 
@@ -257,13 +252,24 @@ ACCIDENTS = {
     "the connection is cut": lambda on: on.way.cut(),
 }
 PHASES = ["copying", "ready", "stopped", "given", "owned"]
+# QEMU gives a device up whose connection is lost while the machine starts.
+WHILE_IT_STARTS = [("the destination dies with its launcher", phase) for phase in ("stopped", "given", "owned")]
+CASES = [case for case in itertools.product(ACCIDENTS, PHASES) if case not in WHILE_IT_STARTS]
+# The others take as long, and seldom find anything.
+ALWAYS = [
+    ("the source's node dies", "stopped"),
+    ("the source dies with its launcher", "given"),
+    ("the destination's node dies", "owned"),
+    ("the connection is cut", "copying"),
+]
 
 
-@pytest.mark.parametrize("phase", PHASES)
-@pytest.mark.parametrize("accident", ACCIDENTS)
+@pytest.mark.parametrize("accident, phase", CASES)
 def test_a_move_survives(places, accident, phase, long):
     """The move goes on by itself. In `stopped` the guest has stopped and the rest is not durable yet, in `given` the destination
     has not heard that the disk is its own, and in `owned` the source has not heard that the destination knows."""
+    if not long and (accident, phase) not in ALWAYS:
+        pytest.skip("only with --long")
     times = 6 if long else 1
     strike = ACCIDENTS[accident]
     on = places(secs=8 + 15 * times, between=True)

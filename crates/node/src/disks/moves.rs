@@ -376,8 +376,9 @@ impl Disks {
     pub async fn finish_move(&self, core: &Core, name: &str) -> Result<Value, Error> {
         let moving = self.move_of(name)?;
         let _change = self.change().await?;
-        if let Some(Transfer::Sending { id, to, .. }) = self.transfer(name) {
-            self.keep_transfer(name, Some(Transfer::Sending { id, to, anyway: true })).await?;
+        if let Some(Transfer::Sending { id, to, leaves, .. }) = self.transfer(name) {
+            let sending = Transfer::Sending { id, to, anyway: true, leaves };
+            self.keep_transfer(name, Some(sending)).await?;
         }
         moving.finish.set(true);
         moving.sending.borrow().iter().for_each(|sending| sending.anyway.set(true));
@@ -614,7 +615,10 @@ impl Disks {
             // A guest that has stopped here waits there.
             let leaves = match goal {
                 Goal::Device(..) => false,
-                Goal::Node(sending) => sending.may_leave(target.front_end()),
+                Goal::Node(sending) => {
+                    self.note_migration(name, sending, target.front_end()).await;
+                    sending.may_leave(target.front_end())
+                }
             };
             if left > most && !leaves {
                 moving.set_stage(Stage::Copying);

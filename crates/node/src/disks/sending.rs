@@ -44,6 +44,8 @@ pub(super) struct Sending {
     pub sender: Rc<Sender>,
     /// It goes also if no machine uses it.
     pub anyway: Cell<bool>,
+    /// Its machine has begun to migrate: when it has gone, the disk follows.
+    pub leaves: Cell<bool>,
 }
 
 impl Sending {
@@ -51,9 +53,14 @@ impl Sending {
     pub fn may_leave(&self, does: FrontEnd) -> bool {
         match does {
             FrontEnd::Stopped { moves } => moves || self.anyway.get(),
-            FrontEnd::Absent => self.anyway.get(),
+            FrontEnd::Absent => self.anyway.get() || self.leaves.get(),
             FrontEnd::Running { .. } => false,
         }
+    }
+
+    fn stage(&self) -> Transfer {
+        let (anyway, leaves) = (self.anyway.get(), self.leaves.get());
+        Transfer::Sending { id: self.id, to: self.to.clone(), anyway, leaves }
     }
 }
 
@@ -171,11 +178,11 @@ impl Disks {
         let _change = self.change().await?;
         let target = self.target(name)?;
         self.may_move(name, &target)?;
-        self.unless_configured(name)?;
         if !self.resources()?.remembers() {
             return Err(usage("this node would not remember after a restart where its disk is")
                 .hint("start it with --state DIR"));
         }
+        self.unless_configured(name)?;
         let id = core.random_u64();
         let sender = self.sender(core, &target, name, id, &to, false);
         let welcome = timeout(core, ANSWER_NS, sender.welcome(false)).await;
@@ -184,11 +191,12 @@ impl Disks {
         if welcome.map_err(refused)?.stage != Stage::Receiving {
             return Err(refused("it has this disk".to_owned()));
         }
-        let sending = Transfer::Sending { id, to: to.clone(), anyway };
-        self.keep_transfer(name, Some(sending)).await?;
+        let (anyway, leaves) = (Cell::new(anyway), Cell::new(false));
+        let sending = Rc::new(Sending { id, to: to.clone(), sender, anyway, leaves });
+        self.keep_transfer(name, Some(sending.stage())).await?;
         tracing::info!(disk = name, to = %to, "moving a disk to another node");
         self.report(core, What::MoveBegun { disk: name.to_owned(), uri: to.to_string() });
-        let sending = Rc::new(Sending { id, to, sender, anyway: Cell::new(anyway) });
+        let anyway = sending.anyway.get();
         self.start_move(core, name, target, Goal::Node(sending), anyway);
         Ok(self.moves_report(core, Some(name)))
     }
@@ -204,11 +212,9 @@ impl Disks {
         for (name, transfer) in self.transfers.borrow().clone() {
             let (disks, again) = (self.clone(), core.clone());
             match transfer {
-                Transfer::Sending { id, to, anyway } => {
-                    drop(core.spawn(Class::Control, async move {
-                        disks.resume_sending(&again, &name, id, to, anyway).await;
-                    }));
-                }
+                Transfer::Sending { .. } => drop(core.spawn(Class::Control, async move {
+                    disks.resume_sending(&again, &name, transfer).await;
+                })),
                 Transfer::Given { id, to } | Transfer::Sent { id, to } => {
                     self.watch(core, &name, id, &to)
                 }
@@ -218,14 +224,7 @@ impl Disks {
         }
     }
 
-    async fn resume_sending(
-        self: &Rc<Self>,
-        core: &Core,
-        name: &str,
-        id: u64,
-        to: Peer,
-        anyway: bool,
-    ) {
+    async fn resume_sending(self: &Rc<Self>, core: &Core, name: &str, transfer: Transfer) {
         // It may follow from the predecessor.
         let there = || self.target(name).is_ok() || self.ended.get() || self.find(name).is_err();
         while !there() {
@@ -233,16 +232,36 @@ impl Disks {
         }
         let Ok(_change) = self.change().await else { return };
         let Ok(target) = self.target(name) else { return };
-        let begun = Transfer::Sending { id, to: to.clone(), anyway };
-        if self.transfer(name) != Some(begun) {
-            // It was detached.
+        // It may have been detached.
+        let same = self.transfer(name).as_ref() == Some(&transfer);
+        let Transfer::Sending { id, to, anyway, leaves } = transfer else { return };
+        if !same {
             return;
         }
         tracing::info!(disk = name, to = %to, "a disk's move to another node continues");
         let sender = self.sender(core, &target, name, id, &to, false);
         sender.compare(true);
-        let sending = Rc::new(Sending { id, to, sender, anyway: Cell::new(anyway) });
-        self.start_move(core, name, target, Goal::Node(sending), anyway);
+        let finish = anyway;
+        let (anyway, leaves) = (Cell::new(anyway), Cell::new(leaves));
+        let sending = Rc::new(Sending { id, to, sender, anyway, leaves });
+        self.start_move(core, name, target, Goal::Node(sending), finish);
+    }
+
+    /// Notes, also for the next process, whether a disk's machine migrates.
+    pub(super) async fn note_migration(&self, name: &str, sending: &Sending, does: FrontEnd) {
+        let leaves = match does {
+            FrontEnd::Running { moves } => moves,
+            FrontEnd::Stopped { moves: true } => true,
+            FrontEnd::Stopped { .. } | FrontEnd::Absent => return,
+        };
+        if sending.leaves.replace(leaves) != leaves
+            && let Err(error) = self.keep_transfer(name, Some(sending.stage())).await
+        {
+            tracing::warn!(
+                disk = name,
+                "the next process will not know whether it leaves: {error}"
+            );
+        }
     }
 
     /// Sends the rest while the guest does not run, and lets the other node have the disk.
@@ -320,9 +339,8 @@ impl Disks {
             Some(false) => {}
         }
         // Until it is stored, the next process would ask the other node.
-        let (id, to, anyway) = (*id, to.clone(), sending.anyway.get());
-        let again = Transfer::Sending { id, to, anyway };
-        while let Err(error) = self.keep_transfer(name, Some(again.clone())).await {
+        sending.leaves.set(false);
+        while let Err(error) = self.keep_transfer(name, Some(sending.stage())).await {
             tracing::error!(disk = name, "its guest waits: {error}");
             core.sleep_ns(AGAIN_NS).await;
             if self.ended.get() {

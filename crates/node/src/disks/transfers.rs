@@ -45,12 +45,15 @@ impl std::fmt::Display for Peer {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "stage", rename_all = "kebab-case", deny_unknown_fields)]
 pub(crate) enum Transfer {
-    /// It is being copied to another node, and served here. It goes `anyway` if no machine uses it.
+    /// It is being copied to another node, and served here. It goes if no machine uses it:
+    /// `anyway`, or because its machine has begun to migrate when it `leaves`.
     Sending {
         id: u64,
         to: Peer,
         #[serde(default)]
         anyway: bool,
+        #[serde(default)]
+        leaves: bool,
     },
     /// The other node has all of it, and may have begun.
     Given { id: u64, to: Peer },
@@ -124,7 +127,7 @@ mod tests {
         assert_eq!(to("::1").to_string(), "[::1]:7070/vm1");
         let id = u64::MAX;
         let all = [
-            Transfer::Sending { id, to: to("b"), anyway: true },
+            Transfer::Sending { id, to: to("b"), anyway: true, leaves: false },
             Transfer::Given { id, to: to("b") },
             Transfer::Sent { id, to: to("b") },
             Transfer::Incoming { id: None },
