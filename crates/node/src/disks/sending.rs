@@ -44,8 +44,11 @@ pub(super) struct Sending {
     pub sender: Rc<Sender>,
     /// It goes also if no machine uses it.
     pub anyway: Cell<bool>,
-    /// Its machine has begun to migrate: when it has gone, the disk follows.
-    pub leaves: Cell<bool>,
+    /// Its machine migrates, as far as it was seen.
+    pub migrates: Cell<bool>,
+    /// Its machine was migrating when an earlier process was killed: if it has gone, the disk
+    /// follows.
+    pub has_left: Cell<bool>,
 }
 
 impl Sending {
@@ -53,13 +56,13 @@ impl Sending {
     pub fn may_leave(&self, does: FrontEnd) -> bool {
         match does {
             FrontEnd::Stopped { moves } => moves || self.anyway.get(),
-            FrontEnd::Absent => self.anyway.get() || self.leaves.get(),
+            FrontEnd::Absent { left } => left || self.anyway.get() || self.has_left.get(),
             FrontEnd::Running { .. } => false,
         }
     }
 
     fn stage(&self) -> Transfer {
-        let (anyway, leaves) = (self.anyway.get(), self.leaves.get());
+        let (anyway, leaves) = (self.anyway.get(), self.migrates.get());
         Transfer::Sending { id: self.id, to: self.to.clone(), anyway, leaves }
     }
 }
@@ -191,8 +194,14 @@ impl Disks {
         if welcome.map_err(refused)?.stage != Stage::Receiving {
             return Err(refused("it has this disk".to_owned()));
         }
-        let (anyway, leaves) = (Cell::new(anyway), Cell::new(false));
-        let sending = Rc::new(Sending { id, to: to.clone(), sender, anyway, leaves });
+        let sending = Rc::new(Sending {
+            id,
+            to: to.clone(),
+            sender,
+            anyway: Cell::new(anyway),
+            migrates: Cell::default(),
+            has_left: Cell::default(),
+        });
         self.keep_transfer(name, Some(sending.stage())).await?;
         tracing::info!(disk = name, to = %to, "moving a disk to another node");
         self.report(core, What::MoveBegun { disk: name.to_owned(), uri: to.to_string() });
@@ -241,20 +250,28 @@ impl Disks {
         tracing::info!(disk = name, to = %to, "a disk's move to another node continues");
         let sender = self.sender(core, &target, name, id, &to, false);
         sender.compare(true);
-        let finish = anyway;
-        let (anyway, leaves) = (Cell::new(anyway), Cell::new(leaves));
-        let sending = Rc::new(Sending { id, to, sender, anyway, leaves });
-        self.start_move(core, name, target, Goal::Node(sending), finish);
+        let sending = Rc::new(Sending {
+            id,
+            to,
+            sender,
+            anyway: Cell::new(anyway),
+            migrates: Cell::new(leaves),
+            has_left: Cell::new(leaves),
+        });
+        self.start_move(core, name, target, Goal::Node(sending), anyway);
     }
 
     /// Notes, also for the next process, whether a disk's machine migrates.
     pub(super) async fn note_migration(&self, name: &str, sending: &Sending, does: FrontEnd) {
-        let leaves = match does {
-            FrontEnd::Running { moves } => moves,
+        let migrates = match does {
+            FrontEnd::Running { moves } => {
+                sending.has_left.set(false);
+                moves
+            }
             FrontEnd::Stopped { moves: true } => true,
-            FrontEnd::Stopped { .. } | FrontEnd::Absent => return,
+            FrontEnd::Stopped { .. } | FrontEnd::Absent { .. } => return,
         };
-        if sending.leaves.replace(leaves) != leaves
+        if sending.migrates.replace(migrates) != migrates
             && let Err(error) = self.keep_transfer(name, Some(sending.stage())).await
         {
             tracing::warn!(
@@ -339,7 +356,7 @@ impl Disks {
             Some(false) => {}
         }
         // Until it is stored, the next process would ask the other node.
-        sending.leaves.set(false);
+        sending.migrates.set(false);
         while let Err(error) = self.keep_transfer(name, Some(sending.stage())).await {
             tracing::error!(disk = name, "its guest waits: {error}");
             core.sleep_ns(AGAIN_NS).await;
@@ -551,7 +568,10 @@ impl Disks {
                 self.serve_again(core, name, &target, to).await;
                 Ok(())
             }
-            Ok(Ok(false)) => Err(usage(format!("disk {name}: its guest has begun at {to}"))),
+            Ok(Ok(false)) => {
+                self.keep_transfer(name, Some(Transfer::Sent { id, to: to.clone() })).await?;
+                Err(usage(format!("disk {name}: its guest has begun at {to}")))
+            }
             Ok(Err(why)) => {
                 Err(system(format!("{to} does not give disk {name} back: {why}")).hint(hint))
             }

@@ -163,11 +163,13 @@ pub struct Target {
 }
 
 /// What the front end of a disk does.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FrontEnd {
     /// None is connected.
-    #[default]
-    Absent,
+    Absent {
+        /// The last one had been stopped to continue elsewhere.
+        left: bool,
+    },
     /// One is connected, and no ring runs.
     Stopped {
         /// The guest's writes to its memory were logged: it was stopped to continue elsewhere.
@@ -178,6 +180,12 @@ pub enum FrontEnd {
         /// The guest's writes to its memory are logged: it is about to continue elsewhere.
         moves: bool,
     },
+}
+
+impl Default for FrontEnd {
+    fn default() -> FrontEnd {
+        FrontEnd::Absent { left: false }
+    }
 }
 
 impl FrontEnd {
@@ -352,7 +360,7 @@ impl Target {
 
     /// Whether a front end is connected.
     pub fn is_connected(&self) -> bool {
-        self.front_end.get() != FrontEnd::Absent
+        !matches!(self.front_end.get(), FrontEnd::Absent { .. })
     }
 
     /// What the front end does.
@@ -388,7 +396,7 @@ impl Target {
     /// durable immediately.
     pub fn admit(&self, switched: bool) {
         match self.front_end.get() {
-            FrontEnd::Absent => {
+            FrontEnd::Absent { .. } => {
                 if switched {
                     self.write_cache.set(Some(false));
                 }

@@ -155,7 +155,8 @@ impl Target {
         }
         drop(connection);
         drop_in_background(self.regions.take());
-        self.set_front_end(FrontEnd::Absent);
+        let left = self.front_end() == FrontEnd::Stopped { moves: true };
+        self.set_front_end(FrontEnd::Absent { left });
         drop(hint);
         if matches!(end, End::Gone | End::Failed(_)) {
             // What has failed is gone, or in the front end's region.
