@@ -308,10 +308,13 @@ fn describe(disk: &Value) -> String {
         ),
         _ => String::new(),
     };
+    let elsewhere =
+        disk["elsewhere"].as_str().map_or_else(String::new, |why| format!("  it {why}\n"));
     let read_only = if disk["read_only"] == true { ", read-only" } else { "" };
     let size = Size(number(disk, "size_bytes"));
     let mut said = format!("disk {name}: {size}{read_only}, {connected}{cache}\n");
     said.push_str(&format!("  {} at {}\n", text(disk, "uri"), text(disk, "socket")));
+    said.push_str(&elsewhere);
     said.push_str(&space);
     let of = &disk["limits"];
     if of["iops"].is_u64() || of["bytes_per_second"].is_u64() || of["group"].is_string() {
@@ -405,13 +408,15 @@ mod tests {
             "name": "a", "size_bytes": 1 << 30, "connected": true, "write_cache": false,
             "uri": "null:1G", "socket": "/a.sock", "polls": 200, "polls_with_work": 50,
             "read": kind, "write": kind, "flush": kind, "discard": kind, "zeroes": kind, "kicks": 7,
-            "errors": 12, "no_space": 5, "occupied_bytes": 3 << 20, "available_bytes": 5 << 30,
+            "errors": 12, "no_space": 5, "occupied_bytes": 3 << 20,
+            "available_bytes": 5_u64 << 30, "elsewhere": "waits for a move",
         });
         let said = describe(&disk);
         assert!(
             said.starts_with("disk a: 1 GiB, a guest is connected, write cache off\n"),
             "{said}"
         );
+        assert!(said.contains("  it waits for a move\n"), "{said}");
         assert!(said.contains("image occupies 3 MiB, its file system has 5 GiB left\n"), "{said}");
         assert!(said.contains("  read        1,234  4 KiB     -    -    -       3\n"), "{said}");
         assert!(said.contains("failed 12 (no space 5), "), "{said}");
