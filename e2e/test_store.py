@@ -1,7 +1,6 @@
 """A launcher that is killed comes back by itself: the service manager has its connections, and neither QEMU nor the guest notices."""
 
 import random
-import re
 import time
 
 import guest
@@ -42,16 +41,21 @@ def test_a_guest_under_load_does_not_notice_that_the_launcher_is_killed(managed,
     assert managed.said().count("its front end stays connected") == times
 
 
-def test_a_machine_starts_stops_and_continues_while_launchers_and_nodes_are_killed(managed, tmp_path, long):
+def test_a_machine_stops_and_continues_while_launchers_and_nodes_are_killed(managed, tmp_path, long):
     rng = random.Random(7)
+
+    def accident():
+        # A launcher that is killed in the middle of a message loses the connection.
+        time.sleep(0.1 + rng.uniform(0, 0.3))
+        rng.choice([managed.kill_launcher, lambda: kill_and_wait(managed), managed.upgrade])()
+
     with machine(managed, tmp_path, mode="load", secs=60 if long else 15, mib=8) as vm:
-        for _ in range(30 if long else 6):
-            time.sleep(rng.uniform(0, 0.6))
-            rng.choice([managed.kill_launcher, lambda: kill_and_wait(managed), lambda: managed.upgrade()])()
-            if rng.random() < 0.5:
-                vm.stop()
-                managed.kill_launcher()
-                vm.cont()
+        vm.wait_for(TICK)
+        for _ in range(30 if long else 5):
+            accident()
+            vm.stop()
+            accident()
+            vm.cont()
         vm.wait_for(r"GUEST LOAD OK", timeout=240)
         vm.wait_for_end()
         assert_nobody_noticed(managed, vm)
@@ -101,4 +105,5 @@ def test_nonsense_in_the_store_is_removed(managed):
         manager.stored[name] = guest.socket.socket().detach()
     managed.start()
     assert "is not known any more" in managed.said()
-    assert "millrace.disk.77" not in manager.names() and re.search("stays connected", managed.said())
+    # The disk is there, under its next number.
+    assert manager.names() == {"millrace.disk.78", "millrace.disk.x", "else"}
