@@ -63,11 +63,14 @@ class Disks:
     def start(self):
         """Starts the node and waits until it listens."""
         with open(self.log, "ab") as out:
-            self.process = subprocess.Popen([str(a) for a in self.arguments], stdin=subprocess.DEVNULL, stdout=out, stderr=out)
+            self.process = self.popen(out)
         for path in self.sockets:
             guest.wait_for(path, lambda path=path: self.process.poll() is not None or path.exists())
         assert self.process.poll() is None, self.said()
         return self
+
+    def popen(self, out):
+        return subprocess.Popen([str(a) for a in self.arguments], stdin=subprocess.DEVNULL, stdout=out, stderr=out)
 
     def said(self):
         """The output of all its processes."""

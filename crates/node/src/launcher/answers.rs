@@ -11,6 +11,7 @@ use super::Launcher;
 use super::child::Child;
 use super::front_door::FrontDoor;
 use super::operators::Order;
+use super::store::{Kept, Store};
 use crate::disks::events::What;
 use crate::disks::protocol::{Hello, Named, Opened, ToLauncher, VERSION};
 use crate::disks::resources::remove;
@@ -35,6 +36,20 @@ pub(super) struct OpenDisk {
     /// The end of the line on which the node's device asks for connections: [`bdev::serve_line`].
     pub(super) line: Option<OwnedFd>,
     pub(super) door: Rc<FrontDoor>,
+}
+
+impl OpenDisk {
+    /// Keeps it for the next launcher.
+    pub(super) fn keep_in(&self, core: &Core, store: &Rc<Store>) {
+        let kept = copies(&self.memory)
+            .and_then(|memory| Kept::new(core, store, &self.spec, self.holes, memory));
+        match kept {
+            Ok(kept) => self.door.keep_in(kept),
+            Err(error) => {
+                tracing::error!(disk = self.spec.name, "a killed launcher would lose it: {error}");
+            }
+        }
+    }
 }
 
 /// The device to which a disk is being moved.
@@ -197,6 +212,7 @@ impl Launcher {
             }
             ToLauncher::Serving => {
                 node.set_serving();
+                self.store.iter().for_each(|store| store.ready());
                 let process = node.pid.as_raw().unsigned_abs();
                 self.resources.events().note(What::Serving { process });
                 json_answer(&())
@@ -226,6 +242,7 @@ impl Launcher {
                 if let (Some(to), Some(open)) = (to, self.open.borrow_mut().get_mut(&name)) {
                     (open.spec, open.holes, open.memory) = (to.spec, to.holes, to.memory);
                     open.line = to.line;
+                    self.store.iter().for_each(|store| open.keep_in(&self.core, store));
                 }
                 json_answer(&())
             }
@@ -387,6 +404,9 @@ impl Launcher {
         let mut descriptors = parts.descriptors;
         descriptors.push(door.attach().map_err(failed)?);
         let open = OpenDisk { spec: spec.clone(), holes, memory, line, door };
+        if let Some(store) = self.store.as_ref().filter(|_| open.door.kept().is_none()) {
+            open.keep_in(&self.core, store);
+        }
         let before = self.open.borrow_mut().insert(spec.name.clone(), open);
         if let Some(before) = before.filter(|before| before.spec != *spec) {
             before.door.close();

@@ -1,7 +1,7 @@
 //! What a launcher starts with: a new node, or the estate that the previous program has left.
 
 use std::collections::BTreeMap;
-use std::ffi::{CString, OsString};
+use std::ffi::{CString, OsStr, OsString};
 use std::io::{Seek, Write};
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
@@ -20,6 +20,7 @@ use super::answers::{OpenDisk, copies, serve_line};
 use super::child::{Child, Role, spawn};
 use super::front_door::{DoorState, FrontDoor};
 use super::poison::Poison;
+use super::store::{Left, Store};
 use super::{Launcher, VARIABLE, system};
 use crate::config::Config;
 use crate::disks::DISKS_MAX;
@@ -63,6 +64,10 @@ pub(super) struct Beginning {
     pub(super) changed: Rc<Event>,
     /// The socket at which disks of other nodes come.
     pub(super) disks_door: Option<OwnedFd>,
+    /// Where the disks are kept for a launcher after this one.
+    pub(super) store: Option<Rc<Store>>,
+    /// The launcher before this one was killed, and its front ends are still connected.
+    pub(super) restored: bool,
 }
 
 /// What a launcher passes to the program that replaces it, beside descriptors: the channel to the
@@ -104,6 +109,9 @@ struct DiskText {
     memory: usize,
     #[serde(default)]
     line: bool,
+    /// Its number in the service manager's store, if it is kept there.
+    #[serde(default)]
+    kept: Option<u64>,
     door: DoorState,
 }
 
@@ -120,8 +128,13 @@ impl Beginning {
         let node = spawn(core, &own, Role::First, &changed).await;
         let node = node.map_err(|why| Error::new(Kind::System, why))?;
         let resources = LocalResources::new(core, &config.disks, state);
-        let (open, poison) = (BTreeMap::new(), Poison::default());
-        Ok(Beginning { resources, admin, open, node, poison, changed, disks_door })
+        let store = Store::of_manager(0);
+        let open = match &store {
+            Some(store) => restore(core, store, &resources)?,
+            None => BTreeMap::new(),
+        };
+        let (poison, restored) = (Poison::default(), !open.is_empty());
+        Ok(Beginning { resources, admin, open, node, poison, changed, disks_door, store, restored })
     }
 
     /// Starts with the estate of the previous program.
@@ -162,7 +175,9 @@ impl Beginning {
         resources.set_limits_in_memory(estate.limits);
         resources.events().import(estate.events);
         let mut open = BTreeMap::new();
-        for DiskText { spec, holes, memory, line, door } in estate.open {
+        let last = estate.open.iter().filter_map(|disk| disk.kept).max();
+        let store = Store::of_manager(last.map_or(0, |last| last + 1));
+        for DiskText { spec, holes, memory, line, kept, door } in estate.open {
             let limits = Limits { body_bytes: 0, descriptors: DISK_DESCRIPTORS };
             let frames = Frames::from_fd(core, next()?, limits).map_err(|error| broken(&error))?;
             let frame = frames.receive().await.map_err(|why| broken(&why))?;
@@ -173,6 +188,10 @@ impl Beginning {
             let door = FrontDoor::import(core, &spec.name, door, rest);
             let door = door.map_err(|error| broken(&error))?;
             let disk = OpenDisk { spec, holes, memory: memory_fds, line, door };
+            if let Some(store) = &store {
+                disk.keep_in(core, store);
+                kept.iter().for_each(|&number| store.remove(number));
+            }
             open.insert(disk.spec.name.clone(), disk);
         }
         let disks_door = if estate.takes_disks { Some(next()?) } else { None };
@@ -192,9 +211,41 @@ impl Beginning {
             node.set_survivor(next()?.into());
         }
         node.work.replace(if estate.work { Some(next()?) } else { None });
-        let (node, poison) = (Rc::new(node), Poison::of(estate.stand_still));
-        Ok(Beginning { resources, admin, open, node, poison, changed, disks_door })
+        let (node, poison, restored) = (Rc::new(node), Poison::of(estate.stand_still), false);
+        Ok(Beginning { resources, admin, open, node, poison, changed, disks_door, store, restored })
     }
+}
+
+/// The disks of a launcher that was killed. Its descriptors are in the service manager's store.
+fn restore(
+    core: &Core,
+    store: &Rc<Store>,
+    resources: &LocalResources,
+) -> Result<BTreeMap<String, OpenDisk>, Error> {
+    let passed = reactor::passed_descriptors();
+    let passed = passed.map_err(|error| system("descriptors of the service manager", &error))?;
+    let known: Vec<_> = resources.disks().into_iter().map(|named| named.spec).collect();
+    let mut open = BTreeMap::new();
+    for left in store.left(core, passed) {
+        let Left { spec, holes, memory, door: (state, of_door), changes, number } = left;
+        if known.contains(&spec) {
+            match FrontDoor::import(core, &spec.name, state, of_door) {
+                Ok(door) => {
+                    door.catch_up(changes);
+                    let disk = OpenDisk { spec, holes, memory, line: None, door };
+                    disk.keep_in(core, store);
+                    if disk.door.is_connected() {
+                        tracing::info!(disk = disk.spec.name, "its front end stays connected");
+                    }
+                    open.insert(disk.spec.name.clone(), disk);
+                }
+                Err(error) => tracing::error!(disk = spec.name, "it is connected anew: {error}"),
+            }
+        }
+        // It is kept under another number now.
+        store.remove(number);
+    }
+    Ok(open)
 }
 
 /// Listens for disks of other nodes. A launcher that has just been killed may hold the port.
@@ -230,8 +281,9 @@ impl Launcher {
                     .extend(line.as_ref().map(OwnedFd::try_clone).transpose().map_err(failed)?);
                 descriptors.extend(own);
                 let (spec, holes, memory) = (spec.clone(), *holes, memory.len());
-                let line = line.is_some();
-                disks.push((DiskText { spec, holes, memory, line, door: state }, descriptors));
+                let (line, kept) = (line.is_some(), door.kept());
+                let text = DiskText { spec, holes, memory, line, kept, door: state };
+                disks.push((text, descriptors));
             }
             let mut open = Vec::new();
             for (text, descriptors) in disks {
@@ -296,7 +348,9 @@ impl Launcher {
         let mut arguments = Vec::new();
         let mut variables = vec![format!("{RENEWED}={kept}").into_bytes()];
         arguments.extend(std::env::args_os().map(OsString::into_vec));
-        for (name, value) in std::env::vars_os().filter(|(name, _)| name != RENEWED) {
+        // Descriptors of the service manager were taken long ago.
+        let is_over = |name: &OsStr| name == RENEWED || name.as_bytes().starts_with(b"LISTEN_");
+        for (name, value) in std::env::vars_os().filter(|(name, _)| !is_over(name)) {
             variables.push([name.as_bytes(), b"=", value.as_bytes()].concat());
         }
         let texts =

@@ -13,7 +13,8 @@
 //!    closed without a word is that of a node that has died.
 //!
 //! All state is here and none in a future, so the task may be dropped and started again at any
-//! time: [`FrontDoor::freeze`], before the launcher's program is replaced.
+//! time: [`FrontDoor::freeze`], before the launcher's program is replaced. After each change it is
+//! recorded ([`FrontDoor::keep`]) if a service manager keeps it for the next launcher.
 
 use std::cell::{Cell, RefCell};
 use std::future::pending;
@@ -26,6 +27,8 @@ use reactor::{
 };
 use serde::{Deserialize, Serialize};
 use vhost::kept::{Keeper, KeeperState, OpenMessage, PACKET_BYTES_MAX, Snapshot, Taken};
+
+use super::store::{Change, Kept};
 
 /// Pause after a failed accept, and between attempts to send to a full socket, in nanoseconds.
 const ACCEPT_NS: u64 = 100_000_000;
@@ -46,6 +49,8 @@ pub(super) struct FrontDoor {
     closed: Cell<bool>,
     /// The number of nodes that were attached.
     attached: Cell<u64>,
+    /// Where the state is kept for another launcher.
+    kept: RefCell<Option<Kept>>,
     /// Notified after each change of these by anyone but the task.
     changed: Event,
     task: RefCell<Option<JoinHandle<()>>>,
@@ -94,6 +99,13 @@ struct SessionState {
     open: Option<(Vec<u8>, u32, u32)>,
     reply: Vec<u8>,
     reply_descriptor: bool,
+}
+
+impl DoorState {
+    /// Forgets the connection; its descriptors are left over.
+    pub(super) fn close(&mut self) {
+        self.session = None;
+    }
 }
 
 impl Session {
@@ -156,6 +168,7 @@ impl FrontDoor {
             session: RefCell::default(),
             closed: Cell::new(false),
             attached: Cell::new(0),
+            kept: RefCell::default(),
             changed: Event::new(),
             task: RefCell::default(),
         };
@@ -184,6 +197,7 @@ impl FrontDoor {
         }
         self.door.replace(Some(door));
         self.attached.set(self.attached.get() + 1);
+        self.keep();
         self.changed.notify_all();
         Ok(theirs)
     }
@@ -204,7 +218,56 @@ impl FrontDoor {
     pub(super) fn close(&self) {
         self.closed.set(true);
         self.door.replace(None);
+        self.kept.take();
         self.changed.notify_all();
+    }
+
+    /// Whether there is a connection.
+    pub(super) fn is_connected(&self) -> bool {
+        self.session.borrow().is_some()
+    }
+
+    /// Takes what has happened after the state was recorded by another launcher.
+    pub(super) fn catch_up(&self, changes: Vec<Change>) {
+        let Some(session) = &mut *self.session.borrow_mut() else { return };
+        for change in changes {
+            match change {
+                Change::Received(bytes, descriptors) => {
+                    if session.keeper.push(&bytes, descriptors).is_err() {
+                        session.end();
+                    }
+                }
+                Change::Sent(count) => drop(session.keeper.sent(count)),
+            }
+        }
+    }
+
+    /// Keeps the state for another launcher from now on.
+    pub(super) fn keep_in(&self, kept: Kept) {
+        self.kept.replace(Some(kept));
+        self.keep();
+    }
+
+    /// The number under which the state is kept for another launcher.
+    pub(super) fn kept(&self) -> Option<u64> {
+        self.kept.borrow().as_ref().map(Kept::number)
+    }
+
+    /// Keeps nothing any more.
+    pub(super) fn forget(&self) {
+        self.kept.take();
+    }
+
+    /// Records the state for another launcher, after each change.
+    fn keep(&self) {
+        let kept = self.kept.borrow();
+        let Some(kept) = &*kept else { return };
+        match self.state(false) {
+            Ok((state, descriptors)) => kept.record(state, &descriptors),
+            Err(error) => {
+                tracing::error!(disk = self.name, "a killed launcher would lose it: {error}");
+            }
+        }
     }
 
     /// Stops to move anything. Nothing is lost: it waits in the sockets.
@@ -225,8 +288,10 @@ impl FrontDoor {
         loop {
             if self.session.borrow().is_some() {
                 self.pass_on().await;
+                self.keep();
                 self.serve().await;
                 self.session.replace(None);
+                self.keep();
             }
             if self.closed.get() {
                 return;
@@ -302,7 +367,7 @@ impl FrontDoor {
             bytes.clear();
             let from_front_end = async {
                 match front_end {
-                    Some((socket, most)) => socket.recv(&mut bytes, most).await,
+                    Some((socket, most)) => self.receive(&socket, &mut bytes, most).await,
                     None => pending().await,
                 }
             };
@@ -313,28 +378,57 @@ impl FrontDoor {
                 }
             };
             let step = race(changed, race(from_node, from_front_end)).await;
-            let Some(session) = &mut *self.session.borrow_mut() else { return };
-            match step {
-                Either::First(()) => {}
-                Either::Second(Either::First(Ok(packet))) if !packet.0.is_empty() => {
-                    session.take(&self.name, packet);
-                }
-                // The node has died, or has ended the connection.
-                Either::Second(Either::First(_)) => session.packets = None,
-                Either::Second(Either::Second(Ok((0, _)))) => session.end(),
-                Either::Second(Either::Second(Ok((_, descriptors)))) => {
-                    if let Err(why) = session.keeper.push(&bytes, descriptors) {
-                        tracing::warn!(disk = self.name, "the connection was closed: {why}");
-                        session.end();
-                    }
-                }
-                Either::Second(Either::Second(Err(error))) => {
-                    tracing::warn!(
-                        disk = self.name,
-                        "the connection was closed: receiving: {error}"
-                    );
+            self.step(step, &bytes);
+            self.keep();
+        }
+    }
+
+    /// Takes what has come from the node or the front end.
+    fn step(
+        &self,
+        step: Either<(), Either<io::Result<Packet>, io::Result<(usize, Vec<OwnedFd>)>>>,
+        bytes: &[u8],
+    ) {
+        let mut session = self.session.borrow_mut();
+        let Some(session) = &mut *session else { return };
+        match step {
+            Either::First(()) => {}
+            Either::Second(Either::First(Ok(packet))) if !packet.0.is_empty() => {
+                session.take(&self.name, packet);
+            }
+            // The node has died, or has ended the connection.
+            Either::Second(Either::First(_)) => session.packets = None,
+            Either::Second(Either::Second(Ok((0, _)))) => session.end(),
+            Either::Second(Either::Second(Ok((_, descriptors)))) => {
+                if let Err(why) = session.keeper.push(bytes, descriptors) {
+                    tracing::warn!(disk = self.name, "the connection was closed: {why}");
                     session.end();
                 }
+            }
+            Either::Second(Either::Second(Err(error))) => {
+                tracing::warn!(disk = self.name, "the connection was closed: receiving: {error}");
+                session.end();
+            }
+        }
+    }
+
+    /// Receives from the front end.
+    async fn receive(
+        &self,
+        socket: &UnixSocket,
+        bytes: &mut Vec<u8>,
+        most: usize,
+    ) -> io::Result<(usize, Vec<OwnedFd>)> {
+        loop {
+            socket.readable().await?;
+            self.kept.borrow().iter().for_each(Kept::begin);
+            match socket.try_recv(bytes, most) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.keep(),
+                Ok((count @ 1.., descriptors)) => {
+                    self.kept.borrow().iter().for_each(|kept| kept.received(bytes, &descriptors));
+                    return Ok((count, descriptors));
+                }
+                done => return done,
             }
         }
     }
@@ -347,9 +441,11 @@ impl FrontDoor {
                 let mut session = self.session.borrow_mut();
                 let Some(session) = &mut *session else { return };
                 let Some((bytes, descriptor)) = session.keeper.reply() else { return };
+                self.kept.borrow().iter().for_each(Kept::begin);
                 let sent = socket.try_send(bytes, descriptor.as_slice());
                 match sent {
                     Ok(count) => {
+                        self.kept.borrow().iter().for_each(|kept| kept.sent(count));
                         attempts = 0;
                         vhost::drop_in_background(session.keeper.sent(count));
                     }
@@ -363,6 +459,7 @@ impl FrontDoor {
                     Err(_) => attempts += 1,
                 }
             }
+            self.keep();
             if attempts > 0 {
                 self.core.sleep_ns(ROOM_NS).await;
             }
@@ -371,9 +468,15 @@ impl FrontDoor {
 
     /// Everything, for another program, while frozen.
     pub(super) fn export(&self) -> io::Result<(DoorState, Vec<OwnedFd>)> {
+        self.state(true)
+    }
+
+    /// Everything, or everything but the node's door.
+    fn state(&self, with_door: bool) -> io::Result<(DoorState, Vec<OwnedFd>)> {
         let (door, session) = (self.door.borrow(), self.session.borrow());
+        let door = door.as_ref().filter(|_| with_door);
         let mut descriptors = vec![self.listener.as_fd()];
-        descriptors.extend(door.iter().map(AsFd::as_fd));
+        descriptors.extend(door.iter().map(|door| door.as_fd()));
         let mut state = DoorState { door: door.is_some(), session: None };
         // A connection without a front end only waits for the node to end it.
         if let Some((session, socket)) =

@@ -37,7 +37,8 @@
 
 //!
 //! The launcher answers its node (`answers`), serves front ends (`front_door`), finds out which
-//! disk nodes die of (`poison`), runs operators' requests (`operators`) and upgrades (`upgrade`,
+//! disk nodes die of (`poison`), keeps its disks for a launcher after it (`store`), runs operators'
+//! requests (`operators`) and upgrades (`upgrade`,
 //! `estate`); all of these are parts of one object, [`Launcher`], so they refer to each other. It
 //! uses the rooms `ipc`, `disks` and `upgrade`, and `admin` and `start`.
 
@@ -49,6 +50,7 @@ mod front_door;
 mod kept_config;
 mod operators;
 mod poison;
+mod store;
 #[cfg(test)]
 mod tests;
 pub(crate) mod to_node;
@@ -75,6 +77,7 @@ pub(crate) use self::estate::{RENEWED, is_renewed};
 use self::kept_config::KeptConfig;
 use self::operators::{Operators, Order};
 use self::poison::Poison;
+use self::store::Store;
 use crate::admin::{self, Clients};
 use crate::config::{Config, Sandbox};
 use crate::disks::events::What;
@@ -188,6 +191,8 @@ struct Launcher {
     /// The socket at which disks of other nodes come.
     disks_door: Option<OwnedFd>,
     kept_config: KeptConfig,
+    /// Where the disks are kept for a launcher after this one.
+    store: Option<Rc<Store>>,
     /// The disks of which nodes have died.
     poison: Poison,
     /// A node has served.
@@ -212,7 +217,17 @@ impl Launcher {
         processors: Arc<Vec<usize>>,
         beginning: Beginning,
     ) -> Result<Rc<Launcher>, Error> {
-        let Beginning { resources, admin, open, node, poison, changed, disks_door } = beginning;
+        let Beginning {
+            resources,
+            admin,
+            open,
+            node,
+            poison,
+            changed,
+            disks_door,
+            store,
+            restored,
+        } = beginning;
         let (admin, listener) = admin.unzip();
         let door = listener.as_ref().map(|listener| listener.as_fd().try_clone_to_owned());
         let door = door.transpose().map_err(|error| system("the admin socket", &error))?;
@@ -234,8 +249,9 @@ impl Launcher {
             nbd: config.nbd.clone(),
             disks_door,
             kept_config: KeptConfig::of(config),
+            store,
             poison,
-            has_served: Cell::new(node.is_serving()),
+            has_served: Cell::new(restored || node.is_serving()),
             uses_own: Cell::new(false),
             upgrading: Cell::new(false),
             waiting: Cell::new(0),
@@ -335,7 +351,10 @@ impl Launcher {
     /// Removes the names of its sockets.
     fn remove_names(&self) {
         let left = self.open.take();
-        left.values().for_each(|open| remove(&open.spec.socket));
+        for open in left.values() {
+            remove(&open.spec.socket);
+            open.door.forget();
+        }
         if let Some(path) = &self.admin {
             remove(path);
         }
@@ -494,6 +513,7 @@ impl Launcher {
             // that has died is about to be started again.
             let starts = (!node.is_serving() || node.has_ended()) && !self.upgrading.get();
             let stops = self.stopping.replace(true);
+            self.store.iter().for_each(|store| store.stopping());
             self.changed.notify_all();
             if stops || starts {
                 node.kill();

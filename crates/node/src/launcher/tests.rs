@@ -52,6 +52,8 @@ async fn launcher(core: &Core, root: &Path) -> (Rc<Launcher>, Rc<Child>) {
         poison: Poison::default(),
         changed,
         disks_door: None,
+        store: None,
+        restored: false,
     };
     let settings = Settings::from_toml("admin = 'none.sock'").unwrap();
     let config = Config::new(settings, &Machine::look()).unwrap();

@@ -180,12 +180,28 @@ impl UnixSocket {
     /// room for them; others as the system gives them.
     pub async fn recv(&self, buf: &mut Vec<u8>, most: usize) -> io::Result<(usize, Vec<OwnedFd>)> {
         loop {
-            self.0.readable().await?;
-            match receive(self.0.fd(), buf, self.0.at_once(most)) {
+            self.readable().await?;
+            match self.try_recv(buf, most) {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 done => return done,
             }
         }
+    }
+
+    /// Waits until there is something to receive, or the other side has ended.
+    ///
+    /// # Errors
+    /// As the system gives them.
+    pub async fn readable(&self) -> io::Result<()> {
+        self.0.readable().await
+    }
+
+    /// Like [`UnixSocket::recv`], without waiting.
+    ///
+    /// # Errors
+    /// The same, and `WouldBlock` when nothing is there.
+    pub fn try_recv(&self, buf: &mut Vec<u8>, most: usize) -> io::Result<(usize, Vec<OwnedFd>)> {
+        receive(self.0.fd(), buf, self.0.at_once(most))
     }
 
     /// Sends all of `bytes`, and with the first of them the descriptors. Waits while the socket is
