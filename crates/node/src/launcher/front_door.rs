@@ -67,6 +67,9 @@ struct Session {
     told: bool,
 }
 
+/// How many bytes came from a front end, and the descriptors with them.
+type Bytes = (usize, Vec<OwnedFd>);
+
 /// What the connection waits for.
 enum Due {
     /// A reply has to be sent.
@@ -384,11 +387,7 @@ impl FrontDoor {
     }
 
     /// Takes what has come from the node or the front end.
-    fn step(
-        &self,
-        step: Either<(), Either<io::Result<Packet>, io::Result<(usize, Vec<OwnedFd>)>>>,
-        bytes: &[u8],
-    ) {
+    fn step(&self, step: Either<(), Either<io::Result<Packet>, io::Result<Bytes>>>, bytes: &[u8]) {
         let mut session = self.session.borrow_mut();
         let Some(session) = &mut *session else { return };
         match step {

@@ -361,7 +361,7 @@ mod tests {
         let ran = reactor::run(&config, |core| async move {
             let store = Rc::<Store>::default();
             let spec: DiskSpec = "name=a uri=null:1G socket=/a.sock".parse().unwrap();
-            let some = OwnedFd::from(memfd_create(c"some", MFdFlags::empty()).unwrap());
+            let some = memfd_create(c"some", MFdFlags::empty()).unwrap();
             let after = |steps: usize| {
                 let memory = vec![some.try_clone().unwrap()];
                 let kept = Kept::new(&core, &store, &spec, None, memory).unwrap();
