@@ -185,7 +185,7 @@ def test_a_disk_stays_read_only_while_its_machine_outlives_nodes(tmp_path):
 
     with (
         serving(tmp_path, disk(tmp_path, "a", f"file:{path}")) as node,
-        guest.Guest(tmp_path / "vm", tmp_path / "a.sock", mode="load", secs=6, mib=16) as vm,
+        guest.Guest(tmp_path / "vm", tmp_path / "a.sock", mode="load", secs=6, mib=16, then="stay") as vm,
     ):
         vm.wait_for(r"GUEST TICK ops=[1-9]\d*")
         writer = threading.Thread(target=write)
@@ -199,9 +199,10 @@ def test_a_disk_stays_read_only_while_its_machine_outlives_nodes(tmp_path):
                     os.kill(node.pid(), signal.SIGKILL)
             vm.wait_for(r"GUEST LOAD OK")
         finally:
+            # The disk is written when the machine has gone.
             done.set()
             writer.join()
-        vm.wait_for_end()
+        vm.quit()
     assert answers == {(True, nbd.EPERM)} and len(read) > 20
 
 
