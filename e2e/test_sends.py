@@ -545,7 +545,6 @@ def test_the_destination_gives_up(nodes, tmp_path):
     here.send(there)
     assert "waits for another move" in there.do("move", "a", "--abort")
     guest.wait_for("the source", lambda: here.status()["stage"] == "failed")
-    assert "was ended there" in here.status()["why"]
     assert there.transfer() == {"stage": "incoming", "id": None} and here.transfer() is None
     here.send(there, "a", FINISH)
     assert filecmp.cmp(tmp_path / "old.img", tmp_path / "new.img", shallow=False)

@@ -61,6 +61,21 @@ def test_a_machine_stops_and_continues_while_launchers_and_nodes_are_killed(mana
         assert_nobody_noticed(managed, vm)
 
 
+def test_launchers_that_are_killed_while_they_start_lose_nothing(managed, tmp_path):
+    with machine(managed, tmp_path, mode="load", secs=10, mib=8) as vm:
+        vm.wait_for(TICK)
+        for nth in range(30):
+            managed.kill()
+            with open(managed.log, "ab") as out:
+                managed.process = managed.popen(out)
+            time.sleep(nth * 0.003)
+        managed.kill_launcher()
+        vm.wait_for(r"GUEST LOAD OK", timeout=120)
+        vm.wait_for_end()
+        assert_nobody_noticed(managed, vm)
+    assert len(managed.manager.names()) == 1
+
+
 def test_the_memory_of_a_disk_outlives_the_launcher(tmp_path):
     with Managed(tmp_path, specs=[spec(tmp_path, "m", "mem:32M")]) as node:
         with machine(node, tmp_path, "m", mode="load", secs=6, mib=8) as vm:

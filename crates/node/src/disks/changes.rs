@@ -217,9 +217,10 @@ impl Disks {
         // From now on no source changes how far it is.
         let transfer = self.transfers.borrow_mut().remove(name);
         if let Err(error) = resources.forget(&spec).await {
-            self.transfers
-                .borrow_mut()
-                .extend(transfer.map(|transfer| (name.to_owned(), transfer)));
+            if let Some(transfer) = transfer {
+                self.transfers.borrow_mut().insert(name.to_owned(), transfer.clone());
+                self.go_on_with(core, name, transfer);
+            }
             return Err(error);
         }
         self.limits.borrow_mut().forget(name);

@@ -342,7 +342,7 @@ impl Disks {
     fn withhold(&self, name: &str, target: &Target) {
         if self.transfers.borrow().get(name).is_some_and(Transfer::withholds) {
             target.withhold();
-        } else if target.is_withheld() {
+        } else if target.is_withheld() || self.has_begun_without_cache(name) {
             target.admit(self.has_begun_without_cache(name));
         }
     }

@@ -373,13 +373,8 @@ impl Disks {
     ///
     /// # Errors
     /// When the disk is not being moved.
-    pub async fn finish_move(&self, core: &Core, name: &str) -> Result<Value, Error> {
+    pub fn finish_move(&self, core: &Core, name: &str) -> Result<Value, Error> {
         let moving = self.move_of(name)?;
-        let _change = self.change().await?;
-        if let Some(Transfer::Sending { id, to, leaves, .. }) = self.transfer(name) {
-            let sending = Transfer::Sending { id, to, anyway: true, leaves };
-            self.keep_transfer(name, Some(sending)).await?;
-        }
         moving.finish.set(true);
         moving.sending.borrow().iter().for_each(|sending| sending.anyway.set(true));
         moving.changed.notify_all();

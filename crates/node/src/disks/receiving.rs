@@ -199,12 +199,18 @@ impl Disks {
         let (name, id) = (&hello.disk, hello.transfer);
         let never = |what: String| Err(Refusal::Never(what));
         match self.transfer(name) {
+            // It may take back what never was whole here.
+            Some(Transfer::Incoming { id: None }) if self.ended_here.borrow().contains(&id) => {
+                match hello.given {
+                    true => Ok(()),
+                    false => never(format!(
+                        "its disk {name} waits for another move: this one was ended there"
+                    )),
+                }
+            }
             Some(Transfer::Incoming { id: None }) if hello.given => never(format!(
                 "its disk {name} waits for a move, and knows nothing of this one, which is over"
             )),
-            Some(Transfer::Incoming { id: None }) if self.ended_here.borrow().contains(&id) => {
-                never(format!("its disk {name} waits for another move: this one was ended there"))
-            }
             Some(Transfer::Incoming { id: None }) => Ok(()),
             Some(
                 Transfer::Incoming { id: Some(known) }
@@ -234,7 +240,9 @@ impl Disks {
         if let Err(why) = hello.shape.fits(&Shape::of(&target.device().geometry())) {
             return never(format!("its device does not fit: {why}"));
         }
-        if let Some(Transfer::Incoming { id: None }) = self.transfer(name) {
+        if let Some(Transfer::Incoming { id: None }) = self.transfer(name)
+            && !hello.given
+        {
             let bound = Transfer::Incoming { id: Some(id) };
             let stored = self.keep_transfer(name, Some(bound)).await;
             stored.map_err(|error| Refusal::Later(error.to_string()))?;
@@ -349,7 +357,6 @@ impl Disks {
         name: &str,
         id: u64,
     ) -> Result<(), Error> {
-        self.ended_here.borrow_mut().insert(id);
         let receiver = self.receiver.borrow().clone();
         if let Some(receiver) = receiver
             && timeout(core, STOP_NS, receiver.release(name)).await.is_err()
@@ -361,6 +368,7 @@ impl Disks {
         if self.transfer(name) != Some(Transfer::Incoming { id: Some(id) }) {
             return Err(Error::new(Kind::Usage, format!("disk {name} has come meanwhile")));
         }
+        self.ended_here.borrow_mut().insert(id);
         self.incarnations.borrow_mut().remove(name);
         self.keep_transfer(name, Some(Transfer::Incoming { id: None })).await
     }

@@ -219,17 +219,24 @@ impl Disks {
             }
         });
         for (name, transfer) in self.transfers.borrow().clone() {
-            let (disks, again) = (self.clone(), core.clone());
-            match transfer {
-                Transfer::Sending { .. } => drop(core.spawn(Class::Control, async move {
+            self.go_on_with(core, &name, transfer);
+        }
+    }
+
+    /// Continues what has been begun with a disk.
+    pub(super) fn go_on_with(self: &Rc<Self>, core: &Core, name: &str, transfer: Transfer) {
+        match transfer {
+            Transfer::Sending { .. } => {
+                let (disks, again, name) = (self.clone(), core.clone(), name.to_owned());
+                core.spawn(Class::Control, async move {
                     disks.resume_sending(&again, &name, transfer).await;
-                })),
-                Transfer::Given { id, to } | Transfer::Sent { id, to } => {
-                    self.watch(core, &name, id, &to)
-                }
-                Transfer::Whole { .. } => self.watch_arrived(core, &name),
-                Transfer::Incoming { .. } | Transfer::Begun { .. } => {}
+                });
             }
+            Transfer::Given { id, to } | Transfer::Sent { id, to } => {
+                self.watch(core, name, id, &to);
+            }
+            Transfer::Whole { .. } => self.watch_arrived(core, name),
+            Transfer::Incoming { .. } | Transfer::Begun { .. } => {}
         }
     }
 
@@ -261,7 +268,8 @@ impl Disks {
         self.start_move(core, name, target, Goal::Node(sending), anyway);
     }
 
-    /// Notes, also for the next process, whether a disk's machine migrates.
+    /// Notes, also for the next process, whether a disk's machine migrates, and what operators
+    /// want. Nobody else stores how far it is meanwhile.
     pub(super) async fn note_migration(&self, name: &str, sending: &Sending, does: FrontEnd) {
         let migrates = match does {
             FrontEnd::Running { moves } => {
@@ -269,9 +277,12 @@ impl Disks {
                 moves
             }
             FrontEnd::Stopped { moves: true } => true,
-            FrontEnd::Stopped { .. } | FrontEnd::Absent { .. } => return,
+            // It was killed.
+            FrontEnd::Absent { left: false } if !sending.has_left.get() => false,
+            FrontEnd::Stopped { .. } | FrontEnd::Absent { .. } => sending.migrates.get(),
         };
-        if sending.migrates.replace(migrates) != migrates
+        sending.migrates.set(migrates);
+        if self.transfer(name) != Some(sending.stage())
             && let Err(error) = self.keep_transfer(name, Some(sending.stage())).await
         {
             tracing::warn!(
@@ -490,8 +501,9 @@ impl Disks {
                 }
                 Some(true) => {}
                 Some(false) => {
-                    self.abandon(core, name, &sender).await;
-                    return self.serve_again(core, name, &target, to).await;
+                    // A destination that has forgotten the move gives nothing back.
+                    self.serve_again(core, name, &target, to).await;
+                    return self.abandon(core, name, &sender).await;
                 }
             }
         }
@@ -564,8 +576,8 @@ impl Disks {
             "--force serves it here without asking; never do that while its guest may use it there";
         match timeout(core, ANSWER_NS, asked).await {
             Ok(Ok(true)) => {
-                self.abandon(core, name, &sender).await;
                 self.serve_again(core, name, &target, to).await;
+                self.abandon(core, name, &sender).await;
                 Ok(())
             }
             Ok(Ok(false)) => {

@@ -117,6 +117,10 @@ struct DiskText {
 
 impl Beginning {
     pub(super) async fn first(core: &Core, config: &Config) -> Result<Beginning, Error> {
+        // Before a node is started, which must not inherit them.
+        let passed = reactor::passed_descriptors();
+        let passed =
+            passed.map_err(|error| system("descriptors of the service manager", &error))?;
         let state = open_state(core, config, || false).await?;
         let admin = listen_admin(core, config, state.is_some(), || false).await?;
         let disks_door = match config.moves {
@@ -130,7 +134,7 @@ impl Beginning {
         let resources = LocalResources::new(core, &config.disks, state);
         let store = Store::of_manager(0);
         let open = match &store {
-            Some(store) => restore(core, store, &resources)?,
+            Some(store) => restore(core, store, &resources, passed),
             None => BTreeMap::new(),
         };
         let (poison, restored) = (Poison::default(), !open.is_empty());
@@ -221,9 +225,8 @@ fn restore(
     core: &Core,
     store: &Rc<Store>,
     resources: &LocalResources,
-) -> Result<BTreeMap<String, OpenDisk>, Error> {
-    let passed = reactor::passed_descriptors();
-    let passed = passed.map_err(|error| system("descriptors of the service manager", &error))?;
+    passed: Vec<(String, OwnedFd)>,
+) -> BTreeMap<String, OpenDisk> {
     let known: Vec<_> = resources.disks().into_iter().map(|named| named.spec).collect();
     let mut open = BTreeMap::new();
     for left in store.left(core, passed) {
@@ -245,7 +248,7 @@ fn restore(
         // It is kept under another number now.
         store.remove(number);
     }
-    Ok(open)
+    open
 }
 
 /// Listens for disks of other nodes. A launcher that has just been killed may hold the port.

@@ -143,8 +143,13 @@ impl Session {
             (&self.packets, self.keeper.message(), self.told)
         {
             // The node has committed the message before, so there is room; or it has died.
-            let _ = packets.try_send(&bytes, &descriptors);
-            self.told = true;
+            match packets.try_send(&bytes, &descriptors) {
+                Err(error) if !has_gone(&error) => {
+                    tracing::error!(pid = self.keeper.pid(), "a message is not passed on: {error}");
+                    self.end();
+                }
+                _ => self.told = true,
+            }
         }
         if self.socket.is_none() && self.packets.is_none() {
             return Due::Over;
@@ -221,7 +226,7 @@ impl FrontDoor {
     pub(super) fn close(&self) {
         self.closed.set(true);
         self.door.replace(None);
-        self.kept.take();
+        self.forget();
         self.changed.notify_all();
     }
 
@@ -240,15 +245,21 @@ impl FrontDoor {
                         session.end();
                     }
                 }
-                Change::Sent(count) => drop(session.keeper.sent(count)),
+                Change::Sent(count) if session.keeper.reply().is_some() => {
+                    drop(session.keeper.sent(count));
+                }
+                Change::Sent(_) => session.end(),
             }
         }
     }
 
     /// Keeps the state for another launcher from now on.
     pub(super) fn keep_in(&self, kept: Kept) {
-        self.kept.replace(Some(kept));
+        let before = self.kept.replace(Some(kept));
         self.keep();
+        if let Some(before) = before {
+            before.forget();
+        }
     }
 
     /// The number under which the state is kept for another launcher.
@@ -258,7 +269,9 @@ impl FrontDoor {
 
     /// Keeps nothing any more.
     pub(super) fn forget(&self) {
-        self.kept.take();
+        if let Some(kept) = self.kept.take() {
+            kept.forget();
+        }
     }
 
     /// Records the state for another launcher, after each change.
@@ -357,6 +370,7 @@ impl FrontDoor {
                 Due::Over => return,
                 Due::Reply(socket) => {
                     self.reply(&socket).await;
+                    self.keep();
                     continue;
                 }
                 // It was detached, and no node comes for it.

@@ -131,6 +131,8 @@ pub(crate) fn run(config: &Config, renewed: bool) -> Result<i32, Error> {
         Err(error) => return Err(error),
     };
     let (log, _writer) = crate::log::start(&config.log, sink)?;
+    // Nothing may clean up: the next launcher takes what this one has left in the store.
+    crate::log::end_process_on_panic();
     for why in config.unreadable.iter().cloned().chain(no_file.map(|error| error.to_string())) {
         tracing::error!("the launcher continues, but a node that is started now would fail: {why}");
     }

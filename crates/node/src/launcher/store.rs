@@ -159,8 +159,9 @@ fn read(core: &Core, number: u64, descriptor: OwnedFd) -> Result<Left, String> {
     let packets = UnixPackets::from_fd(core, descriptor).map_err(|error| error.to_string())?;
     let (mut record, mut parts, mut changes, mut is_busy) =
         (Vec::new(), Vec::new(), Vec::new(), false);
-    // The other end may have been closed.
-    while let Ok((bytes, descriptors)) = packets.try_recv(PACKET_BYTES_MAX) {
+    // They stay until the disk is stored anew: this launcher may be killed, too.
+    let waiting = packets.peek_all(PACKET_BYTES_MAX).map_err(|error| error.to_string())?;
+    for (bytes, descriptors) in waiting {
         let Some((&kind, rest)) = bytes.split_first() else { break };
         match kind {
             BUSY => is_busy = true,
@@ -217,6 +218,8 @@ pub(super) struct Kept {
     from: UnixPackets,
     /// The number of packets.
     count: Cell<usize>,
+    /// The store has it.
+    is_added: Cell<bool>,
 }
 
 impl Kept {
@@ -241,12 +244,18 @@ impl Kept {
             to: UnixPackets::from_fd(core, to)?,
             from: UnixPackets::from_fd(core, from)?,
             count: Cell::new(0),
+            is_added: Cell::new(false),
         })
     }
 
     /// Its number in the store.
     pub(super) fn number(&self) -> u64 {
         self.number
+    }
+
+    /// Removes it from the store.
+    pub(super) fn forget(self) {
+        self.store.remove(self.number);
     }
 
     /// Something is about to be taken from the front end's socket, or put into it.
@@ -282,16 +291,32 @@ impl Kept {
             door,
         };
         let old = self.count.get();
-        if let Err(error) = self.put(&record, of_door) {
-            return self.cannot(&error);
+        let put = self.put(&record, of_door);
+        match &put {
+            Ok(()) => self.take(old),
+            // What follows would not fit to the record that is there.
+            Err(_) => self.take(self.count.get()),
         }
-        for _ in 0..old {
-            if self.from.try_recv(PACKET_BYTES_MAX).is_ok() {
-                self.count.set(self.count.get() - 1);
+        match put {
+            Ok(()) if !self.is_added.replace(true) => self.store.add(self.number, &self.from),
+            Ok(()) => {}
+            Err(error) => self.cannot(&error),
+        }
+    }
+
+    /// Takes so many packets away.
+    fn take(&self, count: usize) {
+        for _ in 0..count {
+            match self.from.try_recv(PACKET_BYTES_MAX) {
+                // It may be the last that has the memory of a machine.
+                Ok((_, descriptors)) => vhost::drop_in_background(descriptors),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    return self.count.set(0);
+                }
+                // The packet has gone.
+                Err(_) => {}
             }
-        }
-        if old == 0 {
-            self.store.add(self.number, &self.from);
+            self.count.set(self.count.get() - 1);
         }
     }
 
@@ -314,12 +339,6 @@ impl Kept {
 
     fn cannot(&self, error: &dyn std::fmt::Display) {
         tracing::error!(disk = self.spec.name, "a killed launcher would lose it: {error}");
-    }
-}
-
-impl Drop for Kept {
-    fn drop(&mut self) {
-        self.store.remove(self.number);
     }
 }
 

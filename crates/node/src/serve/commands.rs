@@ -77,7 +77,7 @@ impl Admin {
                 }
                 Ok(disks.moves_report(core, name.as_deref()))
             }
-            Request::DiskMoveFinish { name } => disks.finish_move(core, &name).await,
+            Request::DiskMoveFinish { name } => disks.finish_move(core, &name),
             Request::DiskMoveAbort { name, force } => disks.abort_move(core, &name, force).await,
             Request::DiskSend { name, to, finish } => {
                 disks.refuse_ring_lock(&name, "")?;

@@ -201,7 +201,7 @@ impl UnixSocket {
     /// # Errors
     /// The same, and `WouldBlock` when nothing is there.
     pub fn try_recv(&self, buf: &mut Vec<u8>, most: usize) -> io::Result<(usize, Vec<OwnedFd>)> {
-        receive(self.0.fd(), buf, self.0.at_once(most))
+        receive(self.0.fd(), buf, self.0.at_once(most), 0)
     }
 
     /// Sends all of `bytes`, and with the first of them the descriptors. Waits while the socket is
@@ -327,7 +327,7 @@ impl UnixPackets {
         let mut bytes = Vec::new();
         loop {
             // One byte more shows a longer packet.
-            match receive(self.0.fd(), &mut bytes, most + 1) {
+            match receive(self.0.fd(), &mut bytes, most + 1, 0) {
                 // The other side has ended and left packets of ours unread: its own come first.
                 Err(error) if error.kind() == io::ErrorKind::ConnectionReset => {}
                 Ok((length, _)) if length > most => {
@@ -335,6 +335,30 @@ impl UnixPackets {
                     return Err(io::Error::new(io::ErrorKind::InvalidData, what));
                 }
                 done => return done.map(|(_, fds)| (bytes, fds)),
+            }
+        }
+    }
+
+    /// Copies of all packets that wait, of at most `most` bytes each; they stay.
+    ///
+    /// # Errors
+    /// As for [`UnixPackets::recv`].
+    pub fn peek_all(&self, most: usize) -> io::Result<Vec<Packet>> {
+        // Each peek goes on where the one before has ended.
+        let (from, len) = (0_i32, size_of::<i32>() as libc::socklen_t);
+        let (fd, at) = (self.0.fd().as_raw_fd(), (&raw const from).cast());
+        // SAFETY: passes a pointer to a live value and its size.
+        let set = unsafe { libc::setsockopt(fd, libc::SOL_SOCKET, libc::SO_PEEK_OFF, at, len) };
+        outcome(set as isize)?;
+        let mut packets = Vec::new();
+        loop {
+            let mut bytes = Vec::new();
+            match receive(self.0.fd(), &mut bytes, most, libc::MSG_PEEK) {
+                // The end.
+                Ok((0, _)) => return Ok(packets),
+                Ok((_, fds)) => packets.push((bytes, fds)),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(packets),
+                Err(error) => return Err(error),
             }
         }
     }
@@ -451,6 +475,7 @@ fn receive(
     fd: BorrowedFd<'_>,
     buf: &mut Vec<u8>,
     most: usize,
+    flags: i32,
 ) -> io::Result<(usize, Vec<OwnedFd>)> {
     buf.reserve(most);
     let spare = buf.spare_capacity_mut();
@@ -462,7 +487,7 @@ fn receive(
     header.msg_iovlen = 1;
     header.msg_control = control.bytes.as_mut_ptr().cast();
     header.msg_controllen = CONTROL_BYTES;
-    let flags = libc::MSG_DONTWAIT | libc::MSG_CMSG_CLOEXEC;
+    let flags = libc::MSG_DONTWAIT | libc::MSG_CMSG_CLOEXEC | flags;
     // SAFETY: the header points to `iov`, which points to `most` bytes of reserved room, and to
     // `control` with its size; all live until the call returns.
     let received = outcome(unsafe { libc::recvmsg(fd.as_raw_fd(), &raw mut header, flags) })?;

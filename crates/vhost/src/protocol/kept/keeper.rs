@@ -91,6 +91,11 @@ impl Keeper {
         Keeper { pid, ..Keeper::default() }
     }
 
+    /// The front end's process; 0 if it is not known.
+    pub fn pid(&self) -> u32 {
+        self.pid
+    }
+
     /// Whether a message is open.
     pub fn is_open(&self) -> bool {
         matches!(self.stage, Stage::Open(_))
