@@ -155,7 +155,7 @@ impl From<bdev::Error> for Stop {
     }
 }
 
-fn system(what: impl Into<String>) -> Error {
+pub(super) fn system(what: impl Into<String>) -> Error {
     Error::new(Kind::System, what)
 }
 

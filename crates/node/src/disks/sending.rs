@@ -26,7 +26,7 @@ use transfer::{Dial, Hello, Limits, Sender, Shape, Stage};
 use vhost::{FrontEnd, Target};
 
 use super::Disks;
-use super::moves::{Goal, Move, Stop, Switch, unless_stopped};
+use super::moves::{Goal, Move, Stop, Switch, system, unless_stopped};
 use crate::disks::events::What;
 use crate::disks::transfers::{Peer, Transfer};
 use crate::error::{Error, Kind};
@@ -65,10 +65,6 @@ impl Sending {
         let (anyway, leaves) = (self.anyway.get(), self.migrates.get());
         Transfer::Sending { id: self.id, to: self.to.clone(), anyway, leaves }
     }
-}
-
-fn system(what: impl Into<String>) -> Error {
-    Error::new(Kind::System, what)
 }
 
 fn usage(what: impl Into<String>) -> Error {
@@ -536,19 +532,18 @@ impl Disks {
         self.changed.notify_all();
         // What is being asked and stored comes first.
         self.changed.wait_until(|| !self.watched.borrow().contains(name)).await;
-        let taken = match self.transfer(name) {
+        let transfer = self.transfer(name);
+        let taken = match &transfer {
             Some(Transfer::Given { id, to } | Transfer::Sent { id, to }) => {
-                let taken = self.take_back_now(core, name, id, &to, force).await;
-                self.taking_back.borrow_mut().remove(name);
-                if taken.is_err() {
-                    self.watch(core, name, id, &to);
-                }
-                taken
+                self.take_back_now(core, name, *id, to, force).await
             }
             // Its guest has taken it back.
             _ => Ok(()),
         };
         self.taking_back.borrow_mut().remove(name);
+        if taken.is_err() {
+            transfer.into_iter().for_each(|transfer| self.go_on_with(core, name, transfer));
+        }
         taken
     }
 
