@@ -1,13 +1,15 @@
 //! The device `nbd:` over this server, in a simulated world.
 
+mod disks;
+
 use std::cell::Cell;
-use std::collections::BTreeMap;
 use std::future::Future;
 use std::net::SocketAddr;
 use std::rc::Rc;
 
 use bdev::{Bdev, BufIo, Copy, DeviceTarget, Kind, Status, TaskChannel};
-use nbd::{Disk, Disks, Server};
+use disks::{TestDisk, TestDisks};
+use nbd::Server;
 use nbdproto::fuzz::Few;
 use nbdproto::{Handshake, Progress};
 use reactor::sim::{NetConfig, SimConfig, World};
@@ -15,39 +17,6 @@ use reactor::{Core, Listener};
 
 const SECOND_NS: u64 = 1_000_000_000;
 const MIB: u64 = 1 << 20;
-
-struct TestDisk {
-    device: Bdev,
-    taken: Cell<bool>,
-}
-
-impl Disk for TestDisk {
-    fn device(&self) -> Bdev {
-        self.device.clone()
-    }
-
-    fn is_taken(&self) -> bool {
-        self.taken.get()
-    }
-}
-
-#[derive(Clone, Default)]
-struct TestDisks(Rc<std::cell::RefCell<BTreeMap<String, Rc<TestDisk>>>>);
-
-impl Disks for TestDisks {
-    fn names(&self) -> Vec<String> {
-        self.0.borrow().keys().cloned().collect()
-    }
-
-    fn disk(&self, name: &str) -> Option<Rc<dyn Disk>> {
-        let disk = self.0.borrow().get(name)?.clone();
-        Some(disk)
-    }
-
-    fn is_hidden(&self, _: &str) -> bool {
-        false
-    }
-}
 
 /// A server and what its tests need.
 struct Scene {
@@ -66,7 +35,7 @@ impl Scene {
         let all = TestDisks::default();
         for (name, uri) in disks {
             let device = Bdev::open(core, uri).await.unwrap();
-            let disk = TestDisk { device, taken: Cell::new(false) };
+            let disk = TestDisk::new(device);
             all.0.borrow_mut().insert((*name).to_owned(), Rc::new(disk));
         }
         let server = Some(serve(core, &all).await);
@@ -267,7 +236,7 @@ fn another_export_of_the_same_name_is_not_taken_for_the_old_one() {
         scene.stop().await;
         let old = scene.disks.0.borrow().get("a").cloned().unwrap();
         let device = Bdev::open(&core, "mem:4M").await.unwrap();
-        let other = Rc::new(TestDisk { device, taken: Cell::new(false) });
+        let other = Rc::new(TestDisk::new(device));
         scene.disks.0.borrow_mut().insert("a".to_owned(), other);
         scene.again().await;
         assert_eq!(client.write(0, &[2; 4096]).await, Status::IoError);
@@ -294,7 +263,7 @@ fn a_larger_export_is_taken_for_the_old_one() {
         assert_eq!(client.write(0, &[1; 4096]).await, Status::Ok);
         scene.stop().await;
         let device = Bdev::open(&core, "mem:16M").await.unwrap();
-        let other = Rc::new(TestDisk { device, taken: Cell::new(false) });
+        let other = Rc::new(TestDisk::new(device));
         scene.disks.0.borrow_mut().insert("a".to_owned(), other);
         scene.again().await;
         assert_eq!(client.read(0, 4096).await.unwrap(), [0; 4096]);

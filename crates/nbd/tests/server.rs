@@ -1,13 +1,14 @@
 //! A server in a simulated world, whose clients send what they like.
 
-use std::cell::Cell;
-use std::collections::BTreeMap;
+mod disks;
+
 use std::future::Future;
 use std::net::SocketAddr;
 use std::rc::Rc;
 
 use bdev::Bdev;
-use nbd::{CONNECTIONS_MAX, Disk, Disks, Server};
+use disks::{TestDisk, TestDisks};
+use nbd::{CONNECTIONS_MAX, Server};
 use nbdproto::fuzz::{client_flags, go, option_bytes, request_bytes};
 use reactor::sim::{NetConfig, SimConfig, World};
 use reactor::{Core, Socket, timeout};
@@ -19,40 +20,6 @@ const FLUSH: u16 = 3;
 const TRIM: u16 = 4;
 const ZEROES: u16 = 6;
 const SECOND_NS: u64 = 1_000_000_000;
-
-struct TestDisk {
-    device: Bdev,
-    taken: Cell<bool>,
-    hidden: Cell<bool>,
-}
-
-impl Disk for TestDisk {
-    fn device(&self) -> Bdev {
-        self.device.clone()
-    }
-
-    fn is_taken(&self) -> bool {
-        self.taken.get()
-    }
-}
-
-#[derive(Clone, Default)]
-struct TestDisks(Rc<std::cell::RefCell<BTreeMap<String, Rc<TestDisk>>>>);
-
-impl Disks for TestDisks {
-    fn names(&self) -> Vec<String> {
-        self.0.borrow().keys().cloned().collect()
-    }
-
-    fn disk(&self, name: &str) -> Option<Rc<dyn Disk>> {
-        let disk = self.0.borrow().get(name).filter(|disk| !disk.hidden.get())?.clone();
-        Some(disk)
-    }
-
-    fn is_hidden(&self, name: &str) -> bool {
-        self.0.borrow().get(name).is_some_and(|disk| disk.hidden.get())
-    }
-}
 
 /// A server and what its tests need.
 #[derive(Clone)]
@@ -92,8 +59,7 @@ fn with_memory<F: Future<Output = ()> + 'static>(
                 let all = TestDisks::default();
                 for (name, uri) in disks {
                     let device = Bdev::open(&core, uri).await.unwrap();
-                    let disk =
-                        TestDisk { device, taken: Cell::new(false), hidden: Cell::new(false) };
+                    let disk = TestDisk::new(device);
                     all.0.borrow_mut().insert((*name).to_owned(), Rc::new(disk));
                 }
                 let listener = core.listen_alone(addr()).unwrap();
