@@ -572,7 +572,8 @@ impl Disks {
         moving: &Move,
     ) -> Result<(), Stop> {
         let old = target.device().untracked();
-        let tracked = old.tracked(core, granule(old.size_bytes())).await?;
+        let granule = granule(old.size_bytes());
+        let tracked = old.tracked(core, granule).await?;
         let to: Box<dyn CopyTarget> = match goal {
             Goal::Device(_, device) => Box::new(DeviceTarget::new(core, device)?),
             Goal::Node(sending) => Box::new(sending.sender.clone()),
@@ -585,8 +586,8 @@ impl Disks {
         moving.total_bytes.set(copy.left_bytes());
         let (mut stalled, mut before) = (0, u64::MAX);
         loop {
-            let (began_ns, requests, written) =
-                (core.now_ns(), completions(target), written(target));
+            let (began_ns, requests, before_pass) =
+                (core.now_ns(), completions(target), writes(target));
             let bytes = unless_stopped(moving, copy.pass()).await?;
             let ns = (core.now_ns() - began_ns).max(1);
             if let Goal::Node(sending) = goal {
@@ -598,7 +599,8 @@ impl Disks {
                 }
             }
             // Others use the disk: leave them room, unless that takes too long.
-            copy.be_gentle(completions(target) > requests && stalled == 0);
+            let is_limited = moving.writes_limit.get() > 0;
+            copy.be_gentle(completions(target) > requests && stalled == 0 && !is_limited);
             let per_second = |bytes: u64| {
                 let rate = u128::from(bytes) * 1_000_000_000 / u128::from(ns);
                 u64::try_from(rate).unwrap_or(u64::MAX)
@@ -620,14 +622,23 @@ impl Disks {
                 stalled = if left > before / 4 * 3 { stalled + 1 } else { 0 };
                 before = left;
                 let wanted = moving.finish.get() || moving.to_node;
-                if stalled > STALLED_MAX && wanted {
-                    // Half of what can be copied: each write marks more than it writes.
-                    let written = per_second(self::written(target).saturating_sub(written));
-                    if written.saturating_mul(EXPLAINED) < per_second(left) {
+                if stalled > if is_limited { 0 } else { STALLED_MAX } && wanted {
+                    let (writes, written) = writes(target);
+                    let writes = writes.saturating_sub(before_pass.0);
+                    let written = written.saturating_sub(before_pass.1);
+                    if written.saturating_mul(EXPLAINED) < left {
                         // Discards, or a client of NBD: slowing writes down would not help.
                         continue;
                     }
-                    let limit = u128::from(written) * u128::from(bytes) / u128::from(2 * left);
+                    // Half of what can be copied. What is marked says how much the writes mark
+                    // until most of the disk is; if that was too little, they mark the most that
+                    // they can.
+                    let marked = match is_limited {
+                        false => left,
+                        true => written.saturating_add(writes.saturating_mul(granule)),
+                    };
+                    let limit = u128::from(per_second(written)) * u128::from(bytes)
+                        / u128::from(2 * marked);
                     let limit = u64::try_from(limit).unwrap_or(u64::MAX);
                     self.limit_writes(core, name, target, moving, limit);
                     stalled = 0;
@@ -756,9 +767,12 @@ pub(super) enum Switch {
     Failed(Error),
 }
 
-/// Bytes that guests have written to a disk.
-fn written(target: &Target) -> u64 {
-    target.stats().iter().map(|ring| ring.writes.bytes.get()).sum()
+/// Writes of guests to a disk, and their bytes.
+fn writes(target: &Target) -> (u64, u64) {
+    let rings = target.stats().iter();
+    rings.fold((0, 0), |(requests, bytes), ring| {
+        (requests + ring.writes.requests.get(), bytes + ring.writes.bytes.get())
+    })
 }
 
 /// Number of requests that a disk has completed.
