@@ -10,6 +10,7 @@ use reactor::Core;
 
 use crate::device::{Bdev, Device};
 use crate::devices::file::FileChannel;
+use crate::devices::mem::MemChannel;
 use crate::devices::nbd::NbdChannel;
 use crate::error::Error;
 use crate::io::{Done, Full, Io, Kind, QUEUE_DEPTH, Status};
@@ -33,7 +34,7 @@ pub struct Channel {
 /// The part of a channel that depends on the device.
 enum Backend {
     Null,
-    Mem,
+    Mem(MemChannel),
     File(Box<FileChannel>),
     Nbd(Box<NbdChannel>),
     Failing(Box<FailingChannel>),
@@ -47,7 +48,7 @@ impl Channel {
         let geometry = device.geometry();
         let backend = match device.device() {
             Device::Null(_) => Backend::Null,
-            Device::Mem(_) => Backend::Mem,
+            Device::Mem(_) => Backend::Mem(MemChannel::new(core)),
             Device::File(file) => Backend::File(Box::new(FileChannel::new(file, core)?)),
             Device::Nbd(nbd) => Backend::Nbd(Box::new(NbdChannel::new(nbd, core))),
             Device::Failing { over, failures } => {
@@ -97,10 +98,10 @@ impl Channel {
             return Ok(());
         }
         match (&mut self.backend, self.device.device()) {
-            (Backend::Mem, Device::Mem(mem)) => {
+            (Backend::Mem(channel), Device::Mem(mem)) => {
                 // SAFETY: `answer` has checked that the range lies in the device and that the
                 // segments are as long. The segments are valid by this function's contract.
-                let status = unsafe { mem.perform(io) };
+                let status = unsafe { channel.perform(mem, io) };
                 self.done.push(Done { tag: io.tag, status });
             }
             // SAFETY: as above.
@@ -123,11 +124,26 @@ impl Channel {
             },
             // A null device discards writes and leaves the memory of a read as it is.
             (Backend::Null, _) => self.done.push(Done { tag: io.tag, status: Status::Ok }),
-            (Backend::Mem | Backend::File(_) | Backend::Limit(_) | Backend::Dirty(_), _) => {
+            (Backend::Mem(_) | Backend::File(_) | Backend::Limit(_) | Backend::Dirty(_), _) => {
                 unreachable!("`new` made the backend for this device")
             }
         }
         Ok(())
+    }
+
+    /// Whether [`Channel::prefetch`] does anything.
+    #[inline]
+    pub fn prefetches(&self) -> bool {
+        matches!(self.backend, Backend::Mem(_))
+    }
+
+    /// Announces a read that will be submitted next: a device in memory begins to fetch its data
+    /// into the processor's cache.
+    #[inline]
+    pub fn prefetch(&self, offset: u64, len: u64) {
+        if let Device::Mem(mem) = self.device.device() {
+            mem.prefetch(offset, len);
+        }
     }
 
     /// The answer to a request that needs no device.
@@ -172,7 +188,7 @@ impl Channel {
                     dirty.poll(map, done);
                 }
             }
-            Backend::Null | Backend::Mem => {}
+            Backend::Null | Backend::Mem(_) => {}
         }
         done.append(&mut self.done);
         let n = done.len() - before;
@@ -192,7 +208,7 @@ impl Channel {
                 Backend::Delay(delay) => delay.ready(),
                 Backend::Limit(limited) => limited.ready(),
                 Backend::Dirty(dirty) => dirty.over.ready(),
-                Backend::Null | Backend::Mem => false,
+                Backend::Null | Backend::Mem(_) => false,
             }
     }
 
@@ -213,7 +229,7 @@ impl Channel {
             Backend::Limit(limited) => limited.hold(keep),
             Backend::Dirty(dirty) => dirty.over.hold(keep),
             // Requests that complete immediately hold nothing.
-            Backend::Null | Backend::Mem => {}
+            Backend::Null | Backend::Mem(_) => {}
         }
     }
 
@@ -226,7 +242,7 @@ impl Channel {
             Backend::Delay(delay) => delay.over.bounced(),
             Backend::Limit(limited) => limited.over.bounced(),
             Backend::Dirty(dirty) => dirty.over.bounced(),
-            Backend::Null | Backend::Mem | Backend::Nbd(_) => 0,
+            Backend::Null | Backend::Mem(_) | Backend::Nbd(_) => 0,
         }
     }
 

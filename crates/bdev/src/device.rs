@@ -71,7 +71,7 @@ impl Parts {
 /// The kinds of devices.
 pub(crate) enum Device {
     Null(NullDevice),
-    Mem(MemDevice),
+    Mem(Arc<MemDevice>),
     File(FileDevice),
     Nbd(NbdDevice),
     Failing {
@@ -160,7 +160,7 @@ impl Bdev {
                         format!("mem: {size} bytes are not a multiple of the block, {block}");
                     return Err(Error::new(ErrorKind::Unsupported, text));
                 }
-                Bdev::new(mem.geometry(size, block), Device::Mem(mem))
+                Bdev::new(mem.geometry(size, block), Device::Mem(Arc::new(mem)))
             }
             Base::File { .. } => {
                 let open = open.map(|open| (open, holes));

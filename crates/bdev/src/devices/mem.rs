@@ -7,6 +7,10 @@
 //! over it again. The file is sealed, so nobody who has it open can make it shorter. Overlapping
 //! requests of several cores may mix their bytes, as on a disk.
 //!
+//! Once all pages of a huge page have been written, a helper thread puts them into one, whatever
+//! the system does by itself ([`MemChannel`]): then a request misses the processor's tables of
+//! pages less often, and a process that takes the disk over has fewer pages to map.
+//!
 //! The process that takes the file over finds everything it needs in the file:
 //!
 //! ```text
@@ -15,12 +19,16 @@
 //!   last page     {magic, size in bytes, reserved}, each a u64 in the machine's byte order
 //! ```
 
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeSet;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::FileExt;
+use std::rc::Rc;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use reactor::Extent;
+use reactor::{Class, Core, Extent};
 
 use crate::devices::pages::Pages;
 use crate::error::{Error, ErrorKind};
@@ -31,8 +39,16 @@ use crate::io::{Io, Kind, Status};
 const ROOM: u64 = 4;
 const ROOM_MIN: u64 = 64 << 30;
 const PAGE: u64 = 4096;
+/// Bytes of a huge page.
+const HUGE: u64 = 2 << 20;
+/// Most huge pages that wait to be collapsed, of a channel; further ones stay as they are.
+const COLLAPSES_MAX: usize = 1 << 16;
+/// Most huge pages that are collapsed at once.
+const COLLAPSE_MAX: u64 = 32;
 /// Longest discard of one request: emptying a resident page takes the core some 50 ns.
 const DISCARD_MAX: u64 = 16 << 20;
+/// How much of a request is prefetched: the processor fetches the rest by itself.
+const PREFETCH_MAX: u64 = 512;
 /// "MRmem", a line feed, and the version.
 const MAGIC: u64 = u64::from_le_bytes(*b"MRmem\n\0\x02");
 const SEALS: i32 = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
@@ -43,6 +59,81 @@ pub(crate) struct MemDevice {
     /// The largest size in bytes that the device can have; a multiple of the page.
     reserved: usize,
     file: OwnedFd,
+}
+
+/// A channel's part of a device in memory: the huge pages that it has filled, and that wait to be
+/// collapsed. A task of the core has a helper thread collapse one after another.
+pub(crate) struct MemChannel {
+    core: Core,
+    collapses: Rc<CollapseQueue>,
+}
+
+#[derive(Default)]
+struct CollapseQueue {
+    waiting: RefCell<BTreeSet<u64>>,
+    /// There is a task.
+    busy: Cell<bool>,
+}
+
+impl MemChannel {
+    pub fn new(core: &Core) -> MemChannel {
+        MemChannel { core: core.clone(), collapses: Rc::default() }
+    }
+
+    /// Performs a request immediately.
+    ///
+    /// # Safety
+    /// As for [`MemDevice::perform`].
+    #[inline]
+    pub unsafe fn perform(&self, device: &Arc<MemDevice>, io: &Io<'_>) -> Status {
+        // SAFETY: by this function's contract.
+        let (status, wrote_pages) = unsafe { device.perform(io) };
+        if wrote_pages {
+            self.note_full(device, io.offset, io.len);
+        }
+        status
+    }
+
+    /// Notes the huge pages of a range all of whose pages have been written.
+    #[cold]
+    fn note_full(&self, device: &Arc<MemDevice>, offset: u64, len: u64) {
+        let mut waiting = self.collapses.waiting.borrow_mut();
+        for nth in offset / HUGE..=(offset + len - 1) / HUGE {
+            if device.is_full(nth) && waiting.len() < COLLAPSES_MAX {
+                waiting.insert(nth);
+            }
+        }
+        if waiting.is_empty() || self.collapses.busy.replace(true) {
+            return;
+        }
+        let (core, collapses) = (self.core.clone(), self.collapses.clone());
+        // The device may be closed meanwhile.
+        let device = Arc::downgrade(device);
+        self.core.spawn(Class::Bulk, async move {
+            while let Some(((first, count), device)) = collapses.next().zip(device.upgrade()) {
+                core.compute(move || {
+                    device.collapse(first, count);
+                    Vec::new()
+                })
+                .await;
+            }
+        });
+    }
+}
+
+impl CollapseQueue {
+    /// The next neighbouring huge pages for the task, as the first and their number; with `None`
+    /// the task ends.
+    fn next(&self) -> Option<(u64, u64)> {
+        let mut waiting = self.waiting.borrow_mut();
+        let first = waiting.pop_first();
+        self.busy.set(first.is_some());
+        let (first, mut count) = (first?, 1);
+        while count < COLLAPSE_MAX && waiting.remove(&(first + count)) {
+            count += 1;
+        }
+        Some((first, count))
+    }
 }
 
 /// Size in bytes of the bitmap for `reserved` bytes.
@@ -67,7 +158,7 @@ impl MemDevice {
         let text = || format!("mem: no address space for {size} bytes");
         let reserved = size
             .checked_mul(ROOM)
-            .and_then(|size| usize::try_from(size.max(ROOM_MIN).next_multiple_of(PAGE)).ok())
+            .and_then(|size| usize::try_from(size.max(ROOM_MIN).next_multiple_of(HUGE)).ok())
             .filter(|reserved| *reserved < isize::MAX as usize / 2)
             .ok_or_else(|| Error::new(ErrorKind::Unsupported, text()))?;
         // SAFETY: the name is a C string; the calls on the descriptor take no pointers.
@@ -128,13 +219,31 @@ impl MemDevice {
     fn map(file: OwnedFd, reserved: usize) -> Result<MemDevice, Error> {
         let (any, access) = (std::ptr::null_mut(), libc::PROT_READ | libc::PROT_WRITE);
         let len = file_bytes(reserved as u64) as usize;
-        let flags = libc::MAP_SHARED | libc::MAP_NORESERVE;
-        // SAFETY: a new mapping at an address that the kernel chooses.
-        let base = unsafe { libc::mmap(any, len, access, flags, file.as_raw_fd(), 0) };
-        if base == libc::MAP_FAILED {
-            let text = format!("mem: no address space for {len} bytes");
-            return Err(Error::io(text, io::Error::last_os_error()));
-        }
+        let flags = libc::MAP_SHARED | libc::MAP_NORESERVE | libc::MAP_FIXED;
+        let room = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+        let huge = HUGE as usize;
+        // A huge page needs an address that is a multiple of its length. SAFETY: a new mapping at
+        // an address that the kernel chooses, of which the file's mapping replaces a part. What is
+        // around that is unmapped, and nobody else knows of it.
+        let base = unsafe {
+            let around = libc::mmap(any, len + huge, libc::PROT_NONE, room, -1, 0);
+            let before = around.align_offset(huge);
+            let at = around.wrapping_byte_add(before);
+            if around == libc::MAP_FAILED
+                || libc::mmap(at, len, access, flags, file.as_raw_fd(), 0) == libc::MAP_FAILED
+            {
+                let error = io::Error::last_os_error();
+                if around != libc::MAP_FAILED {
+                    libc::munmap(around, len + huge);
+                }
+                return Err(Error::io(format!("mem: no address space for {len} bytes"), error));
+            }
+            if before > 0 {
+                libc::munmap(around, before);
+            }
+            libc::munmap(at.wrapping_byte_add(len), huge - before);
+            at
+        };
         // Ask for huge pages where the system has them for shared memory, and no core dump of a
         // disk. Both are optional. SAFETY: the range was just mapped, and the advice changes no
         // content.
@@ -207,13 +316,14 @@ impl MemDevice {
         Ok(())
     }
 
-    /// Performs a request immediately.
+    /// Performs a request immediately. Also returns whether it was the first write to a page.
     ///
     /// # Safety
     /// The range lies in the device. The segments of a read or a write are valid, and together as
     /// long as the range.
     #[inline]
-    pub unsafe fn perform(&self, io: &Io<'_>) -> Status {
+    pub unsafe fn perform(&self, io: &Io<'_>) -> (Status, bool) {
+        let mut wrote_pages = false;
         let mut at = io.offset as usize;
         match io.kind {
             Kind::Read => {
@@ -234,16 +344,16 @@ impl MemDevice {
                     }
                     at += segment.iov_len;
                 }
-                self.mark(io.offset, io.len);
+                wrote_pages = self.mark(io.offset, io.len);
             }
             Kind::Flush => {}
             Kind::Discard | Kind::WriteZeroes { .. } => {
                 if let Err(error) = self.zero(io.offset, io.len) {
-                    return Status::of(error.raw_os_error().unwrap_or(libc::EIO));
+                    return (Status::of(error.raw_os_error().unwrap_or(libc::EIO)), false);
                 }
             }
         }
-        Status::Ok
+        (Status::Ok, wrote_pages)
     }
 
     /// Copies bytes out; pages never written read as zeroes.
@@ -283,11 +393,45 @@ impl MemDevice {
         extents
     }
 
-    /// Marks a range, which may be empty, as written.
+    /// Marks a range, which may be empty, as written. Returns whether a page of it was not.
     #[inline]
-    fn mark(&self, offset: u64, len: u64) {
-        if len > 0 {
-            self.pages().mark(offset / PAGE, (offset + len - 1) / PAGE);
+    fn mark(&self, offset: u64, len: u64) -> bool {
+        len > 0 && self.pages().mark(offset / PAGE, (offset + len - 1) / PAGE)
+    }
+
+    /// Whether all pages of a huge page have been written.
+    fn is_full(&self, nth: u64) -> bool {
+        let (first, last) = (nth * HUGE / PAGE, (nth + 1) * HUGE / PAGE - 1);
+        nth < self.reserved as u64 / HUGE && self.pages().run(first, last) == (true, last)
+    }
+
+    /// Puts the pages of huge pages into one each, if the system can. Takes about a millisecond for
+    /// each, and for the call as long as each processor takes to do a little work of the system.
+    fn collapse(&self, first: u64, count: u64) {
+        /// `MADV_COLLAPSE`, of Linux 6.1.
+        const COLLAPSE: i32 = 25;
+        assert!(first + count <= self.reserved as u64 / HUGE, "huge pages of the device");
+        // SAFETY: the range lies in the mapping, and the advice changes no content. A system that
+        // does not know it or has no memory refuses, and nothing has changed.
+        unsafe {
+            let at = self.base.add((first * HUGE) as usize);
+            libc::madvise(at.cast(), (count * HUGE) as usize, COLLAPSE);
+        }
+    }
+
+    /// Begins to fetch the start of a range into the processor's cache.
+    #[inline]
+    pub fn prefetch(&self, offset: u64, len: u64) {
+        for line in (0..len.min(PREFETCH_MAX)).step_by(64) {
+            let at = self.base.wrapping_add((offset + line) as usize);
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: a prefetch of any address is allowed: it has no effect that the program can
+            // observe.
+            unsafe {
+                std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T1 }>(at.cast());
+            }
+            #[cfg(not(target_arch = "x86_64"))]
+            let _ = at;
         }
     }
 
@@ -339,7 +483,7 @@ mod tests {
         let segments = &segments[..usize::from(matches!(kind, Kind::Read | Kind::Write))];
         let io = Io { kind, offset, len: len as u64, segments, tag: 0, fua: false };
         // SAFETY: the segment is `memory`, and the callers' ranges lie in the device.
-        assert_eq!(unsafe { device.perform(&io) }, Status::Ok);
+        assert_eq!(unsafe { device.perform(&io) }.0, Status::Ok);
     }
 
     /// Bytes of memory that the file occupies.
@@ -384,5 +528,38 @@ mod tests {
         request(Kind::Read, 1 << 20, &mut memory, &device);
         assert!(memory.iter().all(|byte| *byte == 0));
         assert!(resident(&device) <= 2 * PAGE);
+    }
+
+    #[test]
+    fn only_huge_pages_that_were_filled_are_collapsed_and_keep_their_bytes() {
+        let device = MemDevice::new(8 << 20).unwrap();
+        let bytes = |byte: u8| vec![byte; HUGE as usize];
+        request(Kind::Write, 0, &mut bytes(7), &device);
+        request(Kind::Write, HUGE + 4096, &mut bytes(9), &device);
+        assert!(device.is_full(0) && !device.is_full(1) && !device.is_full(2));
+        // A system without huge pages, or without memory, leaves all as it is.
+        device.collapse(0, 2);
+        let mut read = vec![1; 2 * HUGE as usize];
+        request(Kind::Read, 0, &mut read, &device);
+        assert!(read[..HUGE as usize].iter().all(|byte| *byte == 7));
+        assert!(read[HUGE as usize + 4096..].iter().all(|byte| *byte == 9));
+        request(Kind::Discard, 4096, &mut bytes(0)[..4096], &device);
+        assert!(!device.is_full(0));
+        request(Kind::Read, 0, &mut read, &device);
+        assert!(read[4096..8192].iter().all(|byte| *byte == 0));
+        assert_eq!((read[4095], read[8192]), (7, 7));
+        // A page beyond the device is none of its own.
+        assert!(!device.is_full(device.reserved as u64 / HUGE));
+    }
+
+    #[test]
+    fn neighbours_are_collapsed_together() {
+        let queue = CollapseQueue::default();
+        queue.waiting.borrow_mut().extend([7, 3, 4, 5]);
+        queue.waiting.borrow_mut().extend(100..100 + COLLAPSE_MAX + 1);
+        assert_eq!((queue.next(), queue.next()), (Some((3, 3)), Some((7, 1))));
+        assert_eq!(queue.next(), Some((100, COLLAPSE_MAX)));
+        assert_eq!(queue.next(), Some((100 + COLLAPSE_MAX, 1)));
+        assert_eq!((queue.next(), queue.busy.get()), (None, false));
     }
 }

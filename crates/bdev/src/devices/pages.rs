@@ -21,18 +21,21 @@ use loomable::{AtomicU64, Ordering, fence, mutant};
 pub(crate) struct Pages<'a>(pub &'a [AtomicU64]);
 
 impl Pages<'_> {
-    /// Marks the pages from `first` to `last` as written.
+    /// Marks the pages from `first` to `last` as written. Returns whether one of them was not.
     #[inline]
-    pub fn mark(&self, first: u64, last: u64) {
+    pub fn mark(&self, first: u64, last: u64) -> bool {
         if !mutant("pages.mark_unfenced") {
             fence(Ordering::SeqCst);
         }
+        let mut is_new = false;
         each_word(first, last, |word, bits| {
             let word = &self.0[word];
             if word.load(Ordering::Relaxed) & bits != bits {
                 word.fetch_or(bits, Ordering::Release);
+                is_new = true;
             }
         });
+        is_new
     }
 
     /// Clears the bits of the pages from `first` to `last`, before the pages are given back.

@@ -67,7 +67,7 @@ impl Vdisk {
                 let uri = match disk {
                     "null" => format!("null:{NULL_GIB}G"),
                     // Small enough that the warm-up touches every page.
-                    "mem" => "mem:128M".to_owned(),
+                    "mem" => "mem:1G".to_owned(),
                     parameters => format!("file:{}?{parameters}", quoted(&file(setup)?)),
                 };
                 self.drive(setup, ["--disk".to_owned(), uri])

@@ -165,16 +165,21 @@ pub struct PausesOutcome {
     pub name: &'static str,
     /// The disk that was served.
     pub disk: String,
-    /// The number of such disks, each with a front end; waits are those of any.
+    /// The number of such disks, each with a guest.
     pub disks: u16,
     /// The requests: randread, randwrite, randrw, read or write.
     pub rw: &'static str,
     /// The number of replacements.
     pub times: u32,
-    /// The longest time without a completion around each replacement.
+    /// Each guest's longest time without a completion around each replacement: of each in turn,
+    /// all guests'.
     pub pause_ms: Option<Pauses>,
     /// The same in windows without a replacement: the machine's own pauses.
     pub alone_ms: Option<Pauses>,
+    /// The longest of all guests' around each replacement.
+    pub longest_pause_ms: Option<Pauses>,
+    /// The same in windows without a replacement.
+    pub longest_alone_ms: Option<Pauses>,
     /// How long the disks were quiesced, as the upgraded nodes reported; null for restarts.
     pub told_ms: Option<Pauses>,
     /// Requests that failed.
@@ -200,11 +205,18 @@ impl PausesOutcome {
     pub fn text(&self) -> String {
         let mut out = format!("{}: {} times\n", self.name, self.times);
         let lines = [
-            ("longest wait of the guest", &self.pause_ms),
+            ("longest wait of each guest", &self.pause_ms),
             ("the same with nothing replaced", &self.alone_ms),
+            ("longest wait of all guests", &self.longest_pause_ms),
+            ("the same with nothing replaced", &self.longest_alone_ms),
             ("disks quiesced, as the node reported", &self.told_ms),
         ];
-        for (what, times) in lines {
+        // Of one guest the two are the same.
+        let is_same = |nth| self.disks == 1 && (2..4).contains(&nth);
+        for (nth, (what, times)) in lines.into_iter().enumerate() {
+            if is_same(nth) {
+                continue;
+            }
             if let Some(Pauses { median, worst, .. }) = times {
                 let _ = writeln!(out, "{what}: median {median:.2} ms, worst {worst:.2} ms");
             }

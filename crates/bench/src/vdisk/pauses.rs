@@ -50,8 +50,10 @@ pub struct PausesPlan {
     pub times: u32,
 }
 
-/// A slice of the front end's time.
+/// A slice of a front end's time.
 struct Slice {
+    /// The index of its disk.
+    disk: usize,
     /// The longest time without a completion that ended in it.
     gap_ns: u64,
     /// When that time ended.
@@ -106,7 +108,7 @@ pub fn run_pauses(plan: &PausesPlan) -> Result<PausesOutcome, Error> {
     });
     // A front end that ended early has the reason.
     let watched = front?;
-    let waits = Waits::new(&cycles?, &watched.slices);
+    let waits = Waits::new(&cycles?, usize::from(plan.disks), &watched.slices);
     Ok(PausesOutcome {
         name: match plan.how {
             Replacement::Upgrade => "vdisk upgrades",
@@ -116,8 +118,10 @@ pub fn run_pauses(plan: &PausesPlan) -> Result<PausesOutcome, Error> {
         disks: plan.disks,
         rw: load.rw.name(),
         times: plan.times,
-        pause_ms: Pauses::of(waits.replaced),
-        alone_ms: Pauses::of(waits.alone),
+        pause_ms: Pauses::of(waits.replaced.each),
+        alone_ms: Pauses::of(waits.alone.each),
+        longest_pause_ms: Pauses::of(waits.replaced.longest),
+        longest_alone_ms: Pauses::of(waits.alone.longest),
         told_ms: Pauses::of(target.reported_pauses_ms()),
         errors: watched.errors,
         reconnects: watched.reconnects,
@@ -130,26 +134,43 @@ pub fn run_pauses(plan: &PausesPlan) -> Result<PausesOutcome, Error> {
     })
 }
 
-/// The waits of all cycles, in milliseconds.
+/// The waits of all guests in windows of the same kind, in milliseconds.
+#[derive(Default)]
+struct InWindows {
+    /// Each guest's longest time without a completion in each window.
+    each: Vec<f64>,
+    /// The longest of them in each window.
+    longest: Vec<f64>,
+}
+
+impl InWindows {
+    fn add(&mut self, disks: usize, slices: &[Slice], from: Instant, to: Instant) {
+        let mut each = vec![0.0_f64; disks];
+        for slice in slices {
+            let ms = slice.within(from, to).as_secs_f64() * 1000.0;
+            each[slice.disk] = each[slice.disk].max(ms);
+        }
+        self.longest.push(each.iter().copied().fold(0.0, f64::max));
+        self.each.extend(each);
+    }
+}
+
+/// The waits of all cycles.
 #[derive(Default)]
 struct Waits {
-    /// Longest time without a completion around each replacement.
-    replaced: Vec<f64>,
-    /// The same in the windows without one.
-    alone: Vec<f64>,
+    /// Around each replacement.
+    replaced: InWindows,
+    /// In the windows without one.
+    alone: InWindows,
 }
 
 impl Waits {
     /// Combines both threads' records.
-    fn new(cycles: &[Cycle], slices: &[Slice]) -> Waits {
-        let ms = |duration: Duration| duration.as_secs_f64() * 1000.0;
-        let longest = |from: Instant, to: Instant| {
-            ms(slices.iter().map(|slice| slice.within(from, to)).max().unwrap_or_default())
-        };
+    fn new(cycles: &[Cycle], disks: usize, slices: &[Slice]) -> Waits {
         let mut waits = Waits::default();
         for cycle in cycles {
-            waits.alone.push(longest(cycle.alone, cycle.begun));
-            waits.replaced.push(longest(cycle.begun, cycle.over));
+            waits.alone.add(disks, slices, cycle.alone, cycle.begun);
+            waits.replaced.add(disks, slices, cycle.begun, cycle.over);
         }
         waits
     }
@@ -187,11 +208,11 @@ fn watch(load: &VdiskPlan, sockets: &[PathBuf], progress: &Progress) -> Result<W
         } else {
             drive(&mut fronts, SLICE_NS)?;
         }
-        for front in &mut fronts {
+        for (disk, front) in fronts.iter_mut().enumerate() {
             let counts = &mut front.counts;
             if counts.pause_ns > 0 {
                 let end = front.began + Duration::from_nanos(counts.pause_end_ns);
-                slices.push(Slice { gap_ns: counts.pause_ns, end });
+                slices.push(Slice { disk, gap_ns: counts.pause_ns, end });
                 counts.pause_ns = 0;
             }
         }
@@ -256,10 +277,21 @@ mod tests {
     fn only_the_part_of_a_wait_inside_the_window_counts() {
         let zero = Instant::now();
         let at = |ms| zero + Duration::from_millis(ms);
-        let slice = Slice { gap_ns: 20_000_000, end: at(50) };
+        let slice = Slice { disk: 0, gap_ns: 20_000_000, end: at(50) };
         let within = |from, to| slice.within(at(from), at(to)).as_millis();
         assert_eq!(within(0, 100), 20);
         assert_eq!((within(0, 40), within(40, 100), within(35, 45)), (10, 10, 10));
         assert_eq!((within(0, 30), within(50, 100), within(60, 70)), (0, 0, 0));
+    }
+
+    #[test]
+    fn each_guest_has_its_own_longest_wait() {
+        let zero = Instant::now();
+        let at = |ms| zero + Duration::from_millis(ms);
+        let of = |disk, ms: u64, end| Slice { disk, gap_ns: ms * 1_000_000, end: at(end) };
+        let slices = [of(0, 3, 10), of(1, 7, 12), of(0, 5, 20), of(1, 50, 200)];
+        let mut windows = InWindows::default();
+        windows.add(2, &slices, zero, at(100));
+        assert_eq!((windows.each, windows.longest), (vec![5.0, 7.0], vec![7.0]));
     }
 }

@@ -13,7 +13,7 @@ use nix::unistd::Pid;
 use node::{Error, Kind};
 
 /// Memory of the node; disks need little.
-const MEMORY: &str = "256M";
+const MEMORY: &str = "512M";
 /// The file for the node's log.
 const LOG: &str = "log";
 /// How long the node may take to start: the number of polls, and the pause between two of them.

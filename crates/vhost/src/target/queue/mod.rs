@@ -66,6 +66,8 @@ use crate::target::trouble::{ASK_NS, Trouble};
 
 /// Most requests taken in one turn. More would keep the core from its other work for too long.
 const TURN: usize = 128;
+/// How many reads ahead of the current one a device in memory begins to fetch.
+const AHEAD: usize = 4;
 /// Most consecutive kicks without a request, in addition to one for each entry of the ring. A guest
 /// has no reason for more, and each costs the core some microseconds.
 const IDLE_KICKS: u32 = 4096;
@@ -539,7 +541,14 @@ impl Queue {
         }
         let tags = std::mem::take(&mut self.tags);
         let now = self.core.now_ns();
-        for &tag in &tags {
+        let prefetches = self.channel.prefetches();
+        if prefetches {
+            tags.iter().take(AHEAD).for_each(|&tag| self.prefetch(tag));
+        }
+        for (nth, &tag) in tags.iter().enumerate() {
+            if prefetches && let Some(&tag) = tags.get(nth + AHEAD) {
+                self.prefetch(tag);
+            }
             self.begun_ns[usize::from(tag)] = now;
             if self.ring.request(tag).len > PIECE_MIN {
                 self.cuts[usize::from(tag)] = Cut::NEW;
@@ -552,6 +561,15 @@ impl Queue {
         }
         self.tags = tags;
         self.tags.clear();
+    }
+
+    /// Begins to fetch what a read will return.
+    #[inline]
+    fn prefetch(&self, tag: u16) {
+        let request = self.ring.request(tag);
+        if request.kind == Kind::Read {
+            self.channel.prefetch(request.offset, request.len);
+        }
     }
 
     /// One turn. Returns whether it did anything.
