@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::ffi::{CString, OsStr, OsString};
-use std::io::{Seek, Write};
+use std::io::{Read, Seek, Write};
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -150,8 +150,11 @@ impl Beginning {
         let frame = frames.map_err(|error| broken(&error))?.receive().await;
         let mut descriptors = frame.map_err(|why| broken(&why))?.descriptors.into_iter();
         let mut next = || descriptors.next().ok_or_else(|| broken(&"a descriptor is missing"));
-        let estate: Estate = serde_json::from_reader(std::fs::File::from(next()?))
-            .map_err(|error| broken(&error))?;
+        // The parser would read a file byte by byte.
+        let mut text = Vec::new();
+        let read = std::fs::File::from(next()?).read_to_end(&mut text);
+        read.map_err(|error| broken(&error))?;
+        let estate: Estate = serde_json::from_slice(&text).map_err(|error| broken(&error))?;
         if estate.version != ESTATE_VERSION {
             return Err(broken(&format!(
                 "version {} of the estate is not supported",

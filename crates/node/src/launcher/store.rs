@@ -16,7 +16,7 @@
 use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::io::{self, Seek, Write};
+use std::io::{self, Read, Seek, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::rc::Rc;
 
@@ -187,10 +187,10 @@ fn read(core: &Core, number: u64, descriptor: OwnedFd) -> Result<Left, String> {
         return Err("its record is missing".to_owned());
     }
     let mut memory = record.split_off(1);
-    let mut text = File::from(record.remove(0));
-    let record = text.rewind().map_err(serde_json::Error::io);
-    let record = record.and_then(|()| serde_json::from_reader::<_, Record>(&mut text));
-    let record = record.map_err(|error| error.to_string())?;
+    let (mut file, mut text) = (File::from(record.remove(0)), Vec::new());
+    let read = file.rewind().and_then(|()| file.read_to_end(&mut text));
+    let record = read.map_err(serde_json::Error::io).and_then(|_| serde_json::from_slice(&text));
+    let record: Record = record.map_err(|error| error.to_string())?;
     let Record { version, spec, holes, memory: count, mut door } = record;
     if version != VERSION {
         return Err(format!("its record has version {version}"));

@@ -99,6 +99,8 @@ pub(crate) struct CoreState {
     heard_at: Cell<u64>,
     /// Latest time of the next turn, in which all pollers run.
     turn_at: Cell<u64>,
+    /// How long the next wait may be although pollers have work; 0 is none.
+    nap_ns: Cell<u64>,
     calls: RefCell<Calls>,
     idle: RefCell<Idle>,
     done: RefCell<Vec<Completion>>,
@@ -153,6 +155,7 @@ impl Core {
             locals: RefCell::default(),
             heard_at: Cell::new(0),
             turn_at: Cell::new(u64::MAX),
+            nap_ns: Cell::new(0),
             calls: RefCell::default(),
             idle: RefCell::new(Idle::new(config.poll)),
             done: RefCell::new(Vec::with_capacity(1024)),
@@ -356,6 +359,14 @@ impl Core {
     /// do yet in that turn asks again.
     pub fn turn_at(&self, at_ns: u64) {
         self.0.turn_at.set(self.0.turn_at.get().min(at_ns));
+    }
+
+    /// Lets go of the processor once, for another process that is about to send something: when
+    /// nothing but pollers has work, the core waits until something completes, for at most
+    /// `most_ns`. Two processes that share a processor and always have work would else take turns
+    /// of the scheduler's milliseconds for each message between them.
+    pub fn nap(&self, most_ns: u64) {
+        self.0.nap_ns.set(most_ns);
     }
 
     /// Adds a poller, which runs in every turn until its handle is dropped.

@@ -51,6 +51,9 @@ impl Core {
         inner.mesh.borrow_mut().publish();
         inner.drain_backlog();
         inner.stats.turns.add(1);
+        if inner.nap_ns.get() > 0 && may_wait {
+            return inner.nap();
+        }
         if worked || !may_wait || inner.work_pending() { Wait::No } else { inner.idle_wait() }
     }
 
@@ -295,6 +298,21 @@ impl CoreState {
         }
         let until_timer = self.next_timer().map(|at| at.saturating_sub(self.now.get()).max(1));
         until_timer.map_or(Wait::Forever, Wait::Ns)
+    }
+
+    /// How to wait for [`Core::nap`].
+    #[cold]
+    fn nap(&self) -> Wait {
+        let pending = || {
+            self.tasks.borrow().any_ready()
+                || self.inbox.borrow().pure_check()
+                || self.mesh.borrow().pending()
+        };
+        if pending() || !self.shared.sleep().prepare(|| pending()) {
+            return Wait::No;
+        }
+        let until_timer = self.next_timer().map(|at| at.saturating_sub(self.now.get()).max(1));
+        Wait::Ns(self.nap_ns.take().min(until_timer.unwrap_or(u64::MAX)))
     }
 
     /// Time of the next timer or requested turn.
