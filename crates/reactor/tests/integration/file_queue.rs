@@ -471,6 +471,38 @@ fn a_sync_that_ends_after_a_failed_one_fails() {
         .unwrap();
 }
 
+/// A core whose pollers always have work waits once, and then goes on.
+#[test]
+fn a_core_naps_once_although_its_pollers_have_work() {
+    struct Busy(Core, Rc<RefCell<Vec<u64>>>);
+    impl Poller for Busy {
+        fn poll(&mut self) -> bool {
+            self.1.borrow_mut().push(self.0.now_ns());
+            true
+        }
+        fn pure_check(&mut self) -> bool {
+            true
+        }
+        fn arm(&mut self) -> bool {
+            false
+        }
+        fn disarm(&mut self) {}
+    }
+    let polls = world(1).run(|core| async move {
+        let polls = Rc::new(RefCell::new(Vec::new()));
+        let slot = core.add_poller(Busy(core.clone(), polls.clone()));
+        core.sleep_ns(1_000_000).await;
+        core.nap(700_000);
+        core.sleep_ns(2_000_000).await;
+        drop(slot);
+        polls.take()
+    });
+    let polls = polls.unwrap().remove(0);
+    let waits = polls.windows(2).map(|pair| pair[1] - pair[0]);
+    let long: Vec<_> = waits.filter(|ns| *ns >= 600_000).collect();
+    assert!(matches!(long[..], [600_000..=800_000]), "{long:?}");
+}
+
 /// A turn is taken at the requested time, although nothing else happens.
 #[test]
 fn a_core_takes_a_turn_when_a_poller_asked_for_it() {
