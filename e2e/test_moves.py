@@ -15,6 +15,7 @@ from test_admin import Node, spec
 from test_disks import image
 from test_events import events, names
 from test_limits import driven, operations
+from test_metrics import metrics
 
 SIZE = 64 << 20
 
@@ -165,12 +166,65 @@ def test_a_guest_that_writes_faster_than_its_disk_is_copied_is_slowed_down(node,
     assert "writes-limited" in names(events(node))
 
 
+def told(port):
+    """The metrics of moves: {name: value}, and {(name, stage): value}, without the prefix."""
+    samples = [sample for family in metrics(port).values() for sample in family.samples if "_move" in sample.name]
+    assert {sample.labels.get("disk", "a") for sample in samples} == {"a"}
+    key = lambda name, stage=None: (name.removeprefix("millrace_"), stage) if stage else name.removeprefix("millrace_disk_move_")
+    return {key(sample.name, sample.labels.get("stage")): sample.value for sample in samples}
+
+
+def ended(port):
+    return [int(told(port)["moves_total", stage]) for stage in ("done", "aborted", "failed")]
+
+
+def test_top_and_metrics_show_moves_that_are_under_way(tmp_path):
+    port = millrace.free_port()
+    with Node(tmp_path, "--metrics", f"127.0.0.1:{port}") as node:
+        assert ended(port) == [0, 0, 0], "also without disks"
+        words = ["top", "--once", "--interval", "0.3", "--state", node.state]
+        shown = lambda: millrace.said_json(*words)["disks"][0]["move"]
+        old, new = filled(tmp_path / "a.img"), tmp_path / "b.img"
+        node.do("attach", spec(tmp_path, "a", f"file:{old}"))
+        assert shown() is None and len(told(port)) == 3
+        node.do("move", "--limit", "4M")
+        move(node, "a", new, "--finish-when-ready", "--background")
+        guest.wait_for("some of it", lambda: status(node)["copied_bytes"] > 0)
+        before, top, said, now, after = status(node), shown(), millrace.succeed(*words), told(port), status(node)
+        assert (top["stage"], top["uri"], top["writes_bytes_per_second"]) == ("copying", f"file:{new}", None)
+        assert top["copied"] == top["copied_bytes"] / top["total_bytes"] and 0 < top["bytes_per_s"] < 20e6
+        assert 0 < top["copied_bytes"] < top["total_bytes"] - top["left_bytes"] < top["total_bytes"]
+        assert "MOVE" in said and "copying" in said and f"file:{new}" in said
+        assert {stage: now["disk_move_stage", stage] for stage in ("copying", "ready", "switching")} == {"copying": 1, "ready": 0, "switching": 0}
+        assert before["copied_bytes"] <= now["copied_bytes"] <= after["copied_bytes"]
+        assert before["left_bytes"] >= now["left_bytes"] >= after["left_bytes"] > 0
+        assert now["writes_limit_bytes_per_second"] == 0
+        node.do("move", "a", "--abort")
+        # What is remembered of a move that has ended is not shown.
+        assert shown() is None and len(told(port)) == 3 and ended(port) == [0, 1, 0]
+        assert "MOVE" not in millrace.succeed(*words)
+        # A guest that writes too fast.
+        node.do("move", "--limit", "16M")
+        process = driven(tmp_path, "a", seconds=60, rw="randwrite", depth=4)
+        guest.wait_for("writes", lambda: node.disks("stat")["a"]["completions"] > 100)
+        move(node, "a", new, "--finish-when-ready", "--background")
+        guest.wait_for("the limit", lambda: told(port).get("writes_limit_bytes_per_second", 0) >= 256 << 10)
+        node.do("move", "--limit", "64K")
+        assert shown()["writes_bytes_per_second"] >= 256 << 10
+        process.kill()
+        process.communicate()
+        node.do("move", "--limit", "0")
+        until(node, "done")
+        assert len(told(port)) == 3 and ended(port) == [1, 1, 0]
+
+
 def test_a_move_to_a_full_disk_fails_and_the_guest_goes_on(tmp_path):
     mount = tmp_path / "small"
     mount.mkdir()
     with SmallDisk(mount, size_mib=80) as small:
         filled(small.inside() / "a.img")
-        node = Node(tmp_path)
+        port = millrace.free_port()
+        node = Node(tmp_path, "--metrics", f"127.0.0.1:{port}")
         node.arguments = [*small.enter, *node.arguments]
         with node:
             node.do("attach", spec(tmp_path, "a", f"file:{mount}/a.img"))
@@ -181,7 +235,7 @@ def test_a_move_to_a_full_disk_fails_and_the_guest_goes_on(tmp_path):
             mount.joinpath("b.img").touch()
             said = node.refuses("move", "a", "--to", f"file:{mount}/b.img")
             assert "stays where it is" in said and "no space left" in said
-            assert node.disks()["a"]["uri"].endswith("a.img")
+            assert node.disks()["a"]["uri"].endswith("a.img") and ended(port) == [0, 0, 1]
             assert operations(process) > 0
 
 

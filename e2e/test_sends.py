@@ -444,6 +444,8 @@ def test_commands_report_moves_as_documented(nodes, tmp_path):
         guest.wait_for("some of it", lambda: here.status()["copied_bytes"] > 0)
         shown = here.do("move", "--status")
         assert "copying" in shown and "at most 4 MiB" in shown and f"127.0.0.1:{there.port}/a" in shown
+        top = millrace.said_json("top", "--once", "--interval", "0.2", "--state", here.state)["disks"][0]["move"]
+        assert (top["stage"], top["uri"], top["lost_connection"]) == ("copying", f"127.0.0.1:{there.port}/a", None)
         here.do("move", "--limit", "0")
         here.until("ready")
         ready = here.do("move", "a", "--status")

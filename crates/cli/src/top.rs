@@ -16,6 +16,8 @@ use crate::args::TopArgs;
 use crate::failure::Failure;
 use crate::output::{Out, table, thousands};
 
+/// The stages of a move that has not ended, under the node's names for them.
+const UNDER_WAY: [&str; 3] = ["copying", "ready", "switching"];
 /// Moves the cursor to the top left and clears the screen.
 const CLEAR: &str = "\x1b[H\x1b[2J";
 
@@ -124,6 +126,7 @@ impl Interval<'_> {
             "depth": number(disk, "depth"),
             "occupied_bytes": disk["occupied_bytes"],
             "available_bytes": disk["available_bytes"],
+            "move": self.moving(&disk["name"]),
         });
         for kind in KINDS {
             let rate = |name| growth(&disk[kind], &then[kind], name) / self.seconds();
@@ -136,6 +139,32 @@ impl Interval<'_> {
         shown["mean_ns"] = all.mean_ns().into();
         shown["p99_ns"] = all.quantile_ns(0.99).into();
         shown
+    }
+
+    /// The move of a disk that is under way; null if there is none.
+    fn moving(&self, name: &Value) -> Value {
+        let mut all = self.pairs("moves", "name");
+        let under_way = |moving: &Value| {
+            moving["name"] == *name && UNDER_WAY.iter().any(|stage| moving["stage"] == *stage)
+        };
+        let Some((moving, then)) = all.find(|(moving, _)| under_way(moving)) else {
+            return Value::Null;
+        };
+        let (left, total) = (number(moving, "left_bytes"), number(moving, "total_bytes"));
+        // Pieces under way are neither left nor copied; what was written meanwhile is copied again.
+        let there = total.saturating_sub(left).min(number(moving, "copied_bytes"));
+        let copied = (total > 0).then(|| there as f64 / total as f64);
+        json!({
+            "stage": moving["stage"],
+            "uri": moving["uri"],
+            "copied": copied,
+            "copied_bytes": moving["copied_bytes"],
+            "left_bytes": left,
+            "total_bytes": total,
+            "bytes_per_s": growth(moving, &then, "copied_bytes") / self.seconds(),
+            "writes_bytes_per_second": moving["writes_bytes_per_second"],
+            "lost_connection": moving["lost_connection"],
+        })
     }
 
     fn shard(&self, shard: &Value, then: &Value) -> Value {
@@ -183,7 +212,8 @@ fn rates(before: &Value, now: &Value) -> Value {
 fn frame(rates: &Value) -> String {
     let mut frame = format!("memory {}\n\n", Size(number(rates, "resident_bytes")));
     frame.push_str(&core_table(array(rates, "cores")));
-    let tables = [disk_table(array(rates, "disks")), shard_table(array(rates, "shards"))];
+    let disks = array(rates, "disks");
+    let tables = [disk_table(disks), move_table(disks), shard_table(array(rates, "shards"))];
     for table in tables.into_iter().flatten() {
         frame.push('\n');
         frame.push_str(&table);
@@ -232,6 +262,35 @@ fn disk_table(disks: &[Value]) -> Option<String> {
         ]);
     }
     (rows.len() > 1).then(|| table(&rows, &[2, 3, 4, 5, 6, 7, 8, 9, 10, 11]))
+}
+
+/// The disks that are being moved.
+fn move_table(disks: &[Value]) -> Option<String> {
+    let head = ["DISK", "MOVE", "COPIED", "LEFT", "SPEED", "WRITES AT MOST", "TO"];
+    let mut rows = vec![head.map(str::to_owned)];
+    for disk in disks.iter().filter(|disk| disk["move"].is_object()) {
+        let moving = &disk["move"];
+        rows.push([
+            text(disk, "name"),
+            match moving["lost_connection"].is_string() {
+                true => "no connection".to_owned(),
+                false => text(moving, "stage"),
+            },
+            match moving["copied"].as_f64() {
+                // All of it only if nothing is left.
+                Some(share) => format!("{:.0} %", (share * 100.0).floor()),
+                None => "-".to_owned(),
+            },
+            size(&moving["left_bytes"]),
+            format!("{:.1} MB/s", float(&moving["bytes_per_s"]) / 1e6),
+            match moving["writes_bytes_per_second"].as_f64() {
+                Some(limit) => format!("{:.1} MB/s", limit / 1e6),
+                None => "-".to_owned(),
+            },
+            text(moving, "uri"),
+        ]);
+    }
+    (rows.len() > 1).then(|| table(&rows, &[2, 3, 4, 5]))
 }
 
 fn shard_table(shards: &[Value]) -> Option<String> {
@@ -305,6 +364,42 @@ mod tests {
         // A disk that is missing in the first sample has its full counts.
         let fresh = super::rates(&json!({"now_ns": 2_000_000_000}), &now);
         assert_eq!(fresh["disks"][0]["read"]["iops"], 300.0);
+    }
+
+    #[test]
+    fn moves_are_shown_while_they_are_under_way() {
+        let look = |at: u64, stage: &str, copied: u64, left: u64, limit: Option<u64>| {
+            json!({
+                "now_ns": at, "disks": [{"name": "a"}, {"name": "b"}],
+                "moves": [{
+                    "name": "a", "uri": "file:/new/a.img", "stage": stage, "copied_bytes": copied,
+                    "left_bytes": left, "total_bytes": 400 << 20,
+                    "writes_bytes_per_second": limit,
+                }],
+            })
+        };
+        let before = look(1_000_000_000, "copying", 100_000_000, 300 << 20, None);
+        // Some was copied again.
+        let now = look(3_000_000_000, "copying", 500_000_000, 1 << 20, Some(2_500_000));
+        let shown = rates(&before, &now);
+        let (moving, still) = (&shown["disks"][0]["move"], &shown["disks"][1]["move"]);
+        assert_eq!((&moving["copied"], &moving["bytes_per_s"]), (&json!(0.9975), &json!(2e8)));
+        assert_eq!((&moving["left_bytes"], still), (&json!(1 << 20), &Value::Null));
+        let said = frame(&shown);
+        let expected =
+            "a     copying    99 %  1 MiB  200.0 MB/s        2.5 MB/s  file:/new/a.img\n";
+        assert!(said.contains(expected), "{said}");
+        let ready = look(3_000_000_000, "ready", 500_000_000, 0, None);
+        let said = frame(&rates(&before, &ready));
+        assert!(said.contains("ready   100 %   0 B  200.0 MB/s               -  file:"), "{said}");
+        for end in ["done", "aborted", "failed"] {
+            let ended = rates(&before, &look(3_000_000_000, end, 500_000_000, 0, None));
+            assert_eq!(ended["disks"][0]["move"], Value::Null);
+            assert!(!frame(&ended).contains("MOVE"), "{end}");
+        }
+        // A node of an earlier version does not tell.
+        let silent = json!({"now_ns": 3_000_000_000u64, "disks": [{"name": "a"}]});
+        assert_eq!(rates(&silent, &silent)["disks"][0]["move"], Value::Null);
     }
 
     #[test]

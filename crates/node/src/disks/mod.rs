@@ -138,6 +138,7 @@ pub(crate) struct Disks {
     hidden: RefCell<BTreeSet<String>>,
     /// The moves under way, and the last one of each disk, by the disk's name.
     moves: RefCell<BTreeMap<String, Rc<Move>>>,
+    moves_ended: moves::Ended,
     /// Bytes per second of all moves together; 0 is no limit.
     moves_rate: Cell<u64>,
     /// How far disks are on their way to other nodes, or from them.

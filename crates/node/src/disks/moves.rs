@@ -65,7 +65,7 @@ const GRANULES_MAX: u64 = 64 << 20;
 
 /// How far a move is.
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Stage {
+pub(super) enum Stage {
     Copying,
     Ready,
     Switching,
@@ -75,7 +75,11 @@ enum Stage {
 }
 
 impl Stage {
-    fn name(&self) -> &'static str {
+    /// The stages of a move that is under way.
+    pub(super) const ACTIVE: [Stage; 3] = [Stage::Copying, Stage::Ready, Stage::Switching];
+
+    /// As operators see it.
+    pub(super) fn name(&self) -> &'static str {
         match self {
             Stage::Copying => "copying",
             Stage::Ready => "ready",
@@ -133,6 +137,26 @@ pub(crate) struct Move {
     changed: Event,
 }
 
+/// How many moves have ended since the process began.
+#[derive(Default)]
+pub(super) struct Ended {
+    pub done: Cell<u64>,
+    pub aborted: Cell<u64>,
+    pub failed: Cell<u64>,
+}
+
+impl Ended {
+    fn count(&self, stage: &Stage) {
+        let counter = match stage {
+            Stage::Done => &self.done,
+            Stage::Aborted => &self.aborted,
+            Stage::Failed(_) => &self.failed,
+            Stage::Copying | Stage::Ready | Stage::Switching => return,
+        };
+        counter.set(counter.get() + 1);
+    }
+}
+
 /// Why a move does not go on.
 pub(super) enum Stop {
     Aborted,
@@ -160,8 +184,30 @@ pub(super) fn system(what: impl Into<String>) -> Error {
 }
 
 impl Move {
-    fn is_active(&self) -> bool {
-        matches!(*self.stage.borrow(), Stage::Copying | Stage::Ready | Stage::Switching)
+    /// Whether it is under way.
+    pub(super) fn is_active(&self) -> bool {
+        Stage::ACTIVE.contains(&self.stage.borrow())
+    }
+
+    /// How far it is.
+    pub(super) fn stage(&self) -> Stage {
+        self.stage.borrow().clone()
+    }
+
+    /// The bytes that were copied so far, including those that were copied again.
+    pub(super) fn copied_bytes(&self) -> u64 {
+        let copy = self.copy.borrow();
+        copy.as_ref().map_or(self.copied_bytes.get(), |copy| copy.copied_bytes())
+    }
+
+    /// The bytes that have yet to be copied, as far as is known now.
+    pub(super) fn left_bytes(&self) -> u64 {
+        self.copy.borrow().as_ref().map_or(0, |copy| copy.left_bytes())
+    }
+
+    /// What the guest may write, in bytes per second; 0 if that is not limited.
+    pub(super) fn writes_limit(&self) -> u64 {
+        self.writes_limit.get()
     }
 
     fn is_stopped(&self) -> bool {
@@ -190,9 +236,8 @@ impl Move {
 
     fn report(&self, name: &str, now_ns: u64) -> Value {
         let stage = self.stage.borrow();
-        let copy = self.copy.borrow();
         let end_ns = if self.is_active() { now_ns } else { self.ended_ns.get() };
-        let limit = self.writes_limit.get();
+        let limit = self.writes_limit();
         let mut report = json!({
             "name": name,
             "uri": self.uri,
@@ -203,8 +248,8 @@ impl Move {
             },
             "finishes": self.finish.get(),
             "total_bytes": self.total_bytes.get(),
-            "copied_bytes": copy.as_ref().map_or(self.copied_bytes.get(), |copy| copy.copied_bytes()),
-            "left_bytes": copy.as_ref().map_or(0, |copy| copy.left_bytes()),
+            "copied_bytes": self.copied_bytes(),
+            "left_bytes": self.left_bytes(),
             "writes_bytes_per_second": (limit > 0).then_some(limit),
             "pause_us": self.pause_us.get(),
             "seconds": end_ns.saturating_sub(self.began_ns) as f64 / 1e9,
@@ -502,6 +547,7 @@ impl Disks {
         }
         let copy = moving.copy.take();
         moving.copied_bytes.set(copy.map_or(0, |copy| copy.copied_bytes()));
+        self.moves_ended.count(&stage);
         moving.set_stage(stage);
         self.share_rate();
         self.changed.notify_all();

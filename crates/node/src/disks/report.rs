@@ -12,6 +12,7 @@ use serde_json::{Value, json};
 use vhost::{Counter, KindStats, LATENCY_BUCKETS, Latency, QueueStats};
 
 use crate::disks::limits::{AllLimits, LimitChange, Limits};
+use crate::disks::moves::{Move, Stage};
 use crate::disks::{Absent, Disk, Disks};
 
 /// Sums over all rings for requests of one kind.
@@ -206,11 +207,53 @@ fn nbd(text: &mut Exposition, server: &nbd::Server) {
         .labelled(&[("kind", &"write")], counters.written_bytes);
 }
 
+/// Appends the metrics of the moves.
+fn moves(text: &mut Exposition, disks: &Disks) {
+    let ended = &disks.moves_ended;
+    text.counter("moves_total", "Moves of disks that have ended since the process began")
+        .labelled(&[("stage", &"done")], ended.done.get())
+        .labelled(&[("stage", &"aborted")], ended.aborted.get())
+        .labelled(&[("stage", &"failed")], ended.failed.get());
+    let moves = disks.moves.borrow();
+    let active: Vec<_> = moves.iter().filter(|(_, moving)| moving.is_active()).collect();
+    if active.is_empty() {
+        return;
+    }
+    let help = "1 for the stage of a disk's move, 0 for the others; only while it moves";
+    let mut metric = text.gauge("disk_move_stage", help);
+    for (name, moving) in &active {
+        let now = moving.stage();
+        for stage in Stage::ACTIVE {
+            let labels: [(&str, &dyn std::fmt::Display); 2] =
+                [("disk", name), ("stage", &stage.name())];
+            metric = metric.labelled(&labels, u8::from(stage == now));
+        }
+    }
+    let mut gauge = |name: &str, help: &str, of: fn(&Move) -> u64| {
+        let mut metric = text.gauge(name, help);
+        for (name, moving) in &active {
+            metric = metric.labelled(&[("disk", name)], of(moving));
+        }
+    };
+    gauge(
+        "disk_move_copied_bytes",
+        "Bytes that a disk's move has copied, including those that it has copied again",
+        Move::copied_bytes,
+    );
+    gauge("disk_move_left_bytes", "Bytes that a disk's move has yet to copy", Move::left_bytes);
+    gauge(
+        "disk_move_writes_limit_bytes_per_second",
+        "Limit of the guest's writes for the sake of a disk's move; 0 if there is none",
+        Move::writes_limit,
+    );
+}
+
 /// Appends the metrics of all disks.
 pub(crate) fn metrics(text: &mut Exposition, core: &Core, disks: &Disks) {
     if let Some(server) = disks.nbd() {
         nbd(text, &server);
     }
+    moves(text, disks);
     let mut names = Vec::new();
     let (mut counts, mut kinds) = (Vec::new(), Vec::new());
     disks.each(|disk| {

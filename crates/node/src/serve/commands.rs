@@ -129,12 +129,14 @@ impl Admin {
                     let (cpu_ns, turns) = core.call(id, there).await;
                     cores.push(json!({"core": id, "cpu_ns": cpu_ns, "turns": turns}));
                 }
+                let moves = disks.moves_report(core, None);
                 Ok(json!({
                     "process": std::process::id(),
                     "now_ns": core.now_exact_ns(),
                     "resident_bytes": resident_bytes(),
                     "cores": cores,
                     "disks": self.all(None, report::long)?,
+                    "moves": moves["moves"],
                     "shards": self.shards().await,
                 }))
             }
