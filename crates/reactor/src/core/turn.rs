@@ -308,7 +308,7 @@ impl CoreState {
                 || self.inbox.borrow().pure_check()
                 || self.mesh.borrow().pending()
         };
-        if pending() || !self.shared.sleep().prepare(|| pending()) {
+        if pending() || !self.shared.sleep().prepare(pending) {
             return Wait::No;
         }
         let until_timer = self.next_timer().map(|at| at.saturating_sub(self.now.get()).max(1));
