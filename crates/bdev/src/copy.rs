@@ -35,6 +35,8 @@ use crate::task_channel::TaskChannel;
 
 /// Bytes of one read and one write.
 const PIECE_BYTES: u64 = 512 << 10;
+/// The same while others use the device: their requests wait for those that are under way.
+const GENTLE_PIECE_BYTES: u64 = 64 << 10;
 /// Copies at the same time.
 const LANES: usize = 8;
 /// How long a copy that waits for its rate does not notice another one, in nanoseconds.
@@ -94,8 +96,8 @@ impl Copy {
         self.map.marked() * self.map.granule()
     }
 
-    /// Copies with fewer requests at the same time, for the sake of others, or with as many as
-    /// possible.
+    /// Copies with fewer and shorter requests at the same time, for the sake of others, or with as
+    /// many as possible.
     pub fn be_gentle(&self, gentle: bool) {
         self.lanes.set(if gentle { LANES / 4 } else { LANES });
     }
@@ -181,7 +183,9 @@ impl Copy {
     async fn range(&self, from: u64, end: u64) -> Result<(), Error> {
         let mut at = from;
         while at < end {
-            let len = (end - at).min(PIECE_BYTES);
+            let is_gentle = self.lanes.get() < LANES;
+            let most = if is_gentle { GENTLE_PIECE_BYTES } else { PIECE_BYTES };
+            let len = (end - at).min(most);
             self.pay(len).await;
             self.piece(at, len).await?;
             at += len;

@@ -617,6 +617,7 @@ impl Disks {
         target: &Target,
         moving: &Move,
     ) -> Result<(), Stop> {
+        let requests = completions(target);
         let old = target.device().untracked();
         let granule = granule(old.size_bytes());
         let tracked = old.tracked(core, granule).await?;
@@ -629,6 +630,7 @@ impl Disks {
         moving.copy.replace(Some(copy.clone()));
         self.share_rate();
         unless_stopped(moving, copy.begin()).await?;
+        copy.be_gentle(completions(target) > requests);
         moving.total_bytes.set(copy.left_bytes());
         let (mut stalled, mut before) = (0, u64::MAX);
         loop {
