@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import pathlib
+import queue
 import signal
 import socket
 import threading
@@ -91,6 +92,29 @@ class Store(Node):
         return pid not in (None, dead, self.process.pid) and pid
 
 
+class Late:
+    """Delivers to a socket what is sent, some time later."""
+
+    def __init__(self, sink, delay):
+        self.sink, self.delay, self.sent = sink, delay, queue.Queue()
+        self.delivers = threading.Thread(target=self._deliver, daemon=True)
+        self.delivers.start()
+
+    def sendall(self, data):
+        self.sent.put((time.monotonic() + self.delay, data))
+
+    def end(self):
+        self.sent.put(None)
+        self.delivers.join()
+
+    def _deliver(self):
+        with contextlib.suppress(OSError):
+            while (sent := self.sent.get()) is not None:
+                due, data = sent
+                time.sleep(max(0, due - time.monotonic()))
+                self.sink.sendall(data)
+
+
 class Between:
     """A proxy for the connections between two nodes. It can cut all of them, let none through, deliver nothing, or change bytes."""
 
@@ -109,8 +133,8 @@ class Between:
         self.flows.set()
         self.back_flows = threading.Event()
         self.back_flows.set()
-        # Bytes per second towards the destination.
-        self.rate = None
+        # Bytes per second towards the destination, and seconds that each way takes, for connections from then on.
+        self.rate = self.delay = None
         # A kind of frame at which everything stops, and whether that frame is delivered. `held` is set then.
         self.hold, self.delivers = None, False
         self.held = threading.Event()
@@ -152,6 +176,8 @@ class Between:
     def _pump(self, source, sink, towards):
         passed = 0
         flows = self.flows if towards else self.back_flows
+        late = Late(sink, self.delay) if self.delay else None
+        deliver = (late or sink).sendall
         with contextlib.suppress(OSError):
             for data in self._pieces(source, towards):
                 flows.wait()
@@ -163,13 +189,15 @@ class Between:
                         self.corrupt_after = None
                         self.changed += 1
                     if self.cut_after is not None and passed > self.cut_after:
-                        sink.sendall(data[: len(data) // 2])
+                        deliver(data[: len(data) // 2])
                         break
                     if self.rate:
                         time.sleep(len(data) / self.rate)
-                sink.sendall(data)
+                deliver(data)
                 if towards:
                     self.bytes += len(data)
+        if late:
+            late.end()
         for one in (source, sink):
             with contextlib.suppress(OSError):
                 one.shutdown(socket.SHUT_RDWR)

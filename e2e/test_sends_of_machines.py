@@ -134,6 +134,23 @@ def test_a_guest_loses_nothing_while_it_moves_to_and_fro_with_its_disk(places, p
     on.vm.quit()
 
 
+@pytest.mark.parametrize("rate", [125e6, 12.5e6], ids=["1 Gbit/s", "100 Mbit/s"])
+def test_a_disk_moves_over_a_link_with_a_delay(places, rate, long):
+    """1 ms each way. A kernel that has netem would delay QEMU's own connection, too."""
+    if not long:
+        pytest.skip("only with --long")
+    on = places(secs=80, size=256, between=True)
+    for way in on.between.values():
+        way.delay, way.rate = 0.001, rate
+    for _ in range(2):
+        on.prepare()
+        on.migrate()
+        moved = on.there.status()
+        print(f"its guest waited {moved['pause_us']} us at the source; {moved['sent_bytes'] >> 20} MiB in {moved['seconds']:.1f} s")
+    on.finish()
+    on.vm.quit()
+
+
 def test_the_disk_is_the_same_after_a_move(places):
     """Images are compared: the destination's before the guest begins there."""
     on = places(secs=14)
