@@ -39,6 +39,8 @@ const PIECE_BYTES: u64 = 512 << 10;
 const GENTLE_PIECE_BYTES: u64 = 64 << 10;
 /// Copies at the same time.
 const LANES: usize = 8;
+/// How long a lane that is not used does not notice that it is again, in nanoseconds.
+const LOOK_NS: u64 = 20_000_000;
 /// How long a copy that waits for its rate does not notice another one, in nanoseconds.
 const PAY_NS: u64 = 100_000_000;
 /// The device is asked for the extents of so many bytes, and so many extents, at once.
@@ -55,6 +57,8 @@ pub struct Copy {
     copied_bytes: Cell<u64>,
     /// How many of the lanes copy; at least one.
     lanes: Cell<usize>,
+    /// Bytes of one read and one write.
+    piece_bytes: Cell<u64>,
     /// When the next piece may begin, and nanoseconds for each byte.
     next_ns: Cell<u64>,
     bytes_per_second: Cell<u64>,
@@ -80,6 +84,7 @@ impl Copy {
             size_bytes: source.size_bytes(),
             copied_bytes: Cell::new(0),
             lanes: Cell::new(LANES),
+            piece_bytes: Cell::new(PIECE_BYTES),
             next_ns: Cell::new(0),
             bytes_per_second: Cell::new(0),
             changes: Cell::new(0),
@@ -96,10 +101,16 @@ impl Copy {
         self.map.marked() * self.map.granule()
     }
 
-    /// Copies with fewer and shorter requests at the same time, for the sake of others, or with as
-    /// many as possible.
-    pub fn be_gentle(&self, gentle: bool) {
-        self.lanes.set(if gentle { LANES / 4 } else { LANES });
+    /// Copies in short pieces and, unless the target takes long to answer, with few at the same
+    /// time, for the sake of others; or as fast as possible. Holds at once.
+    pub fn be_gentle(&self, gentle: bool, is_far: bool) {
+        self.lanes.set(if gentle && !is_far { LANES / 4 } else { LANES });
+        self.piece_bytes.set(if gentle { GENTLE_PIECE_BYTES } else { PIECE_BYTES });
+    }
+
+    /// Whether it was told to be gentle last.
+    pub fn is_gentle(&self) -> bool {
+        self.piece_bytes.get() < PIECE_BYTES
     }
 
     /// Copies at most so many bytes per second; 0 is no limit.
@@ -156,7 +167,14 @@ impl Copy {
     }
 
     async fn lane(&self, nth: usize, cursor: &Cell<u64>, failed: &RefCell<Option<Error>>) {
-        while failed.borrow().is_none() && (nth == 0 || nth < self.lanes.get()) {
+        while failed.borrow().is_none() {
+            if nth >= self.lanes.get() {
+                if cursor.get() == u64::MAX {
+                    return;
+                }
+                self.core.sleep_ns(LOOK_NS).await;
+                continue;
+            }
             let Some(taken) = self.map.take(cursor.get()) else {
                 // The others need not look again.
                 return cursor.set(u64::MAX);
@@ -183,9 +201,7 @@ impl Copy {
     async fn range(&self, from: u64, end: u64) -> Result<(), Error> {
         let mut at = from;
         while at < end {
-            let is_gentle = self.lanes.get() < LANES;
-            let most = if is_gentle { GENTLE_PIECE_BYTES } else { PIECE_BYTES };
-            let len = (end - at).min(most);
+            let len = (end - at).min(self.piece_bytes.get());
             self.pay(len).await;
             self.piece(at, len).await?;
             at += len;

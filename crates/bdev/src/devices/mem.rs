@@ -9,7 +9,8 @@
 //!
 //! Once all pages of a huge page have been written, a helper thread puts them into one, whatever
 //! the system does by itself ([`MemChannel`]): then a request misses the processor's tables of
-//! pages less often, and a process that takes the disk over has fewer pages to map.
+//! pages less often, and a process that takes the disk over has fewer pages to map. This is a hint:
+//! pages that were filled before a process took the disk over stay as they are.
 //!
 //! The process that takes the file over finds everything it needs in the file:
 //!
@@ -45,6 +46,8 @@ const HUGE: u64 = 2 << 20;
 const COLLAPSES_MAX: usize = 1 << 16;
 /// Most huge pages that are collapsed at once.
 const COLLAPSE_MAX: u64 = 32;
+/// The pause after that, in nanoseconds.
+const COLLAPSE_PAUSE_NS: u64 = 10_000_000;
 /// Longest discard of one request: emptying a resident page takes the core some 50 ns.
 const DISCARD_MAX: u64 = 16 << 20;
 /// How much of a request is prefetched: the processor fetches the rest by itself.
@@ -110,12 +113,20 @@ impl MemChannel {
         // The device may be closed meanwhile.
         let device = Arc::downgrade(device);
         self.core.spawn(Class::Bulk, async move {
-            while let Some(((first, count), device)) = collapses.next().zip(device.upgrade()) {
-                core.compute(move || {
-                    device.collapse(first, count);
+            while device.strong_count() > 0
+                && let Some((first, count)) = collapses.next()
+            {
+                let device = device.clone();
+                let collapse = move || {
+                    if let Some(device) = device.upgrade() {
+                        device.collapse_full(first, count);
+                    }
                     Vec::new()
-                })
-                .await;
+                };
+                core.compute(collapse).await;
+                // A guest that discards and writes the same pages again and again cannot make the
+                // helper do nothing else.
+                core.sleep_ns(COLLAPSE_PAUSE_NS).await;
             }
         });
     }
@@ -232,10 +243,9 @@ impl MemDevice {
             if around == libc::MAP_FAILED
                 || libc::mmap(at, len, access, flags, file.as_raw_fd(), 0) == libc::MAP_FAILED
             {
+                // A second mapping that failed may have left a hole that is somebody else's now, so
+                // the rest of the first one stays. It is only address space.
                 let error = io::Error::last_os_error();
-                if around != libc::MAP_FAILED {
-                    libc::munmap(around, len + huge);
-                }
                 return Err(Error::io(format!("mem: no address space for {len} bytes"), error));
             }
             if before > 0 {
@@ -405,6 +415,19 @@ impl MemDevice {
         nth < self.reserved as u64 / HUGE && self.pages().run(first, last) == (true, last)
     }
 
+    /// [`MemDevice::collapse`] for those that are still full: what was discarded meanwhile stays
+    /// without memory.
+    fn collapse_full(&self, first: u64, count: u64) {
+        let (mut from, end) = (first, first + count);
+        while from < end {
+            let full = (from..end).take_while(|nth| self.is_full(*nth)).count() as u64;
+            if full > 0 {
+                self.collapse(from, full);
+            }
+            from += full + 1;
+        }
+    }
+
     /// Puts the pages of huge pages into one each, if the system can. Takes about a millisecond for
     /// each, and for the call as long as each processor takes to do a little work of the system.
     fn collapse(&self, first: u64, count: u64) {
@@ -538,7 +561,7 @@ mod tests {
         request(Kind::Write, HUGE + 4096, &mut bytes(9), &device);
         assert!(device.is_full(0) && !device.is_full(1) && !device.is_full(2));
         // A system without huge pages, or without memory, leaves all as it is.
-        device.collapse(0, 2);
+        device.collapse_full(0, 2);
         let mut read = vec![1; 2 * HUGE as usize];
         request(Kind::Read, 0, &mut read, &device);
         assert!(read[..HUGE as usize].iter().all(|byte| *byte == 7));

@@ -66,7 +66,7 @@ impl Vdisk {
             Target::Ours(disk) => {
                 let uri = match disk {
                     "null" => format!("null:{NULL_GIB}G"),
-                    // Small enough that the warm-up touches every page.
+                    // Written as a whole before the measurement.
                     "mem" => "mem:1G".to_owned(),
                     parameters => format!("file:{}?{parameters}", quoted(&file(setup)?)),
                 };

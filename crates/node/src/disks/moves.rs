@@ -54,8 +54,8 @@ const BACK_MAX: u32 = 3;
 /// The rest that is copied while the guest waits: what takes so long, but at least so much.
 const REST_NS: u64 = 2_000_000;
 const REST_BYTES_MIN: u64 = 256 << 10;
-/// Writes of a guest mark at most so many times their bytes.
-const EXPLAINED: u64 = 8;
+/// How often a pass of a copy looks whether others use the disk, in nanoseconds.
+const LOOK_NS: u64 = 100_000_000;
 /// Rounds without progress before writes are limited, and the lowest limit in bytes per second.
 const STALLED_MAX: u32 = 1;
 const WRITES_MIN: u64 = 256 << 10;
@@ -617,7 +617,6 @@ impl Disks {
         target: &Target,
         moving: &Move,
     ) -> Result<(), Stop> {
-        let requests = completions(target);
         let old = target.device().untracked();
         let granule = granule(old.size_bytes());
         let tracked = old.tracked(core, granule).await?;
@@ -630,13 +629,29 @@ impl Disks {
         moving.copy.replace(Some(copy.clone()));
         self.share_rate();
         unless_stopped(moving, copy.begin()).await?;
-        copy.be_gentle(completions(target) > requests);
         moving.total_bytes.set(copy.left_bytes());
         let (mut stalled, mut before) = (0, u64::MAX);
         loop {
-            let (began_ns, requests, before_pass) =
-                (core.now_ns(), completions(target), writes(target));
-            let bytes = unless_stopped(moving, copy.pass()).await?;
+            let (began_ns, before_pass) = (core.now_ns(), writes(target));
+            // Others use the disk: leave them room, unless that takes too long.
+            let may_be_gentle = stalled == 0 && moving.writes_limit.get() == 0;
+            let was_gentle = Cell::new(false);
+            let looking = async {
+                let mut requests = completions(target);
+                copy.be_gentle(may_be_gentle && copy.is_gentle(), moving.to_node);
+                loop {
+                    was_gentle.set(was_gentle.get() || copy.is_gentle());
+                    core.sleep_ns(LOOK_NS).await;
+                    let now = completions(target);
+                    copy.be_gentle(may_be_gentle && now > requests, moving.to_node);
+                    requests = now;
+                }
+            };
+            let passed = unless_stopped(moving, copy.pass());
+            let bytes = match race(passed, looking).await {
+                Either::First(bytes) => bytes?,
+                Either::Second(never) => never,
+            };
             let ns = (core.now_ns() - began_ns).max(1);
             if let Goal::Node(sending) = goal {
                 let again = sending.sender.take_renewed();
@@ -646,9 +661,7 @@ impl Disks {
                     continue;
                 }
             }
-            // Others use the disk: leave them room, unless that takes too long.
             let is_limited = moving.writes_limit.get() > 0;
-            copy.be_gentle(completions(target) > requests && stalled == 0 && !is_limited);
             let per_second = |bytes: u64| {
                 let rate = u128::from(bytes) * 1_000_000_000 / u128::from(ns);
                 u64::try_from(rate).unwrap_or(u64::MAX)
@@ -670,11 +683,13 @@ impl Disks {
                 stalled = if left > before / 4 * 3 { stalled + 1 } else { 0 };
                 before = left;
                 let wanted = moving.finish.get() || moving.to_node;
-                if stalled > if is_limited { 0 } else { STALLED_MAX } && wanted {
+                let has_stalled = stalled > if is_limited { 0 } else { STALLED_MAX };
+                if has_stalled && wanted && !was_gentle.get() {
                     let (writes, written) = writes(target);
                     let writes = writes.saturating_sub(before_pass.0);
                     let written = written.saturating_sub(before_pass.1);
-                    if written.saturating_mul(EXPLAINED) < left {
+                    let explained = written.saturating_add(writes.saturating_mul(2 * granule));
+                    if explained < left {
                         // Discards, or a client of NBD: slowing writes down would not help.
                         continue;
                     }
@@ -686,7 +701,7 @@ impl Disks {
                         true => written.saturating_add(writes.saturating_mul(granule)),
                     };
                     let limit = u128::from(per_second(written)) * u128::from(bytes)
-                        / u128::from(2 * marked);
+                        / (2 * u128::from(marked));
                     let limit = u64::try_from(limit).unwrap_or(u64::MAX);
                     self.limit_writes(core, name, target, moving, limit);
                     stalled = 0;
@@ -780,7 +795,7 @@ impl Disks {
                 fatal.set(true);
                 system(error.to_string())
             };
-            copy.be_gentle(false);
+            copy.be_gentle(false, false);
             copy.limit(0);
             if copy.left_bytes() > 4 * moving.rest_bytes.get() {
                 return Err(system(format!("the guest of disk {} has written much", spec.name)));

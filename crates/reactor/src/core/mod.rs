@@ -99,8 +99,8 @@ pub(crate) struct CoreState {
     heard_at: Cell<u64>,
     /// Latest time of the next turn, in which all pollers run.
     turn_at: Cell<u64>,
-    /// How long the next wait may be although pollers have work; 0 is none.
-    nap_ns: Cell<u64>,
+    /// Until when the next wait may last although pollers have work; 0 is none.
+    nap_until_ns: Cell<u64>,
     calls: RefCell<Calls>,
     idle: RefCell<Idle>,
     done: RefCell<Vec<Completion>>,
@@ -155,7 +155,7 @@ impl Core {
             locals: RefCell::default(),
             heard_at: Cell::new(0),
             turn_at: Cell::new(u64::MAX),
-            nap_ns: Cell::new(0),
+            nap_until_ns: Cell::new(0),
             calls: RefCell::default(),
             idle: RefCell::new(Idle::new(config.poll)),
             done: RefCell::new(Vec::with_capacity(1024)),
@@ -362,11 +362,12 @@ impl Core {
     }
 
     /// Lets go of the processor once, for another process that is about to send something: when
-    /// nothing but pollers has work, the core waits until something completes, for at most
-    /// `most_ns`. Two processes that share a processor and always have work would else take turns
-    /// of the scheduler's milliseconds for each message between them.
+    /// nothing but pollers has work, the core waits until something completes, until `most_ns` from
+    /// now at most; 0 takes back what was asked for before. Two processes that share a processor
+    /// and always have work would else take turns of the scheduler's milliseconds for each
+    /// message between them.
     pub fn nap(&self, most_ns: u64) {
-        self.0.nap_ns.set(most_ns);
+        self.0.nap_until_ns.set(if most_ns > 0 { self.now_ns() + most_ns } else { 0 });
     }
 
     /// Adds a poller, which runs in every turn until its handle is dropped.

@@ -51,7 +51,7 @@ impl Core {
         inner.mesh.borrow_mut().publish();
         inner.drain_backlog();
         inner.stats.turns.add(1);
-        if inner.nap_ns.get() > 0 && may_wait {
+        if inner.nap_until_ns.get() > 0 && may_wait {
             return inner.nap();
         }
         if worked || !may_wait || inner.work_pending() { Wait::No } else { inner.idle_wait() }
@@ -308,11 +308,17 @@ impl CoreState {
                 || self.inbox.borrow().pure_check()
                 || self.mesh.borrow().pending()
         };
+        let until_ns = self.nap_until_ns.get();
+        if until_ns <= self.now.get() {
+            self.nap_until_ns.set(0);
+            return Wait::No;
+        }
         if pending() || !self.shared.sleep().prepare(pending) {
             return Wait::No;
         }
-        let until_timer = self.next_timer().map(|at| at.saturating_sub(self.now.get()).max(1));
-        Wait::Ns(self.nap_ns.take().min(until_timer.unwrap_or(u64::MAX)))
+        self.nap_until_ns.set(0);
+        let until_ns = self.next_timer().map_or(until_ns, |at| at.min(until_ns));
+        Wait::Ns(until_ns.saturating_sub(self.now.get()).max(1))
     }
 
     /// Time of the next timer or requested turn.
