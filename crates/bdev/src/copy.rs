@@ -39,6 +39,9 @@ const PIECE_BYTES: u64 = 512 << 10;
 const GENTLE_PIECE_BYTES: u64 = 64 << 10;
 /// Copies at the same time.
 const LANES: usize = 8;
+/// The same, and their bytes, for a target that takes long to answer.
+const FAR_LANES: usize = 32;
+const FAR_PIECE_BYTES: u64 = 128 << 10;
 /// How long a lane that is not used does not notice that it is again, in nanoseconds.
 const LOOK_NS: u64 = 20_000_000;
 /// How long a copy that waits for its rate does not notice another one, in nanoseconds.
@@ -55,10 +58,7 @@ pub struct Copy {
     map: Arc<DirtyMap>,
     size_bytes: u64,
     copied_bytes: Cell<u64>,
-    /// How many of the lanes copy; at least one.
-    lanes: Cell<usize>,
-    /// Bytes of one read and one write.
-    piece_bytes: Cell<u64>,
+    gentle: Cell<bool>,
     /// When the next piece may begin, and nanoseconds for each byte.
     next_ns: Cell<u64>,
     bytes_per_second: Cell<u64>,
@@ -83,8 +83,7 @@ impl Copy {
             map,
             size_bytes: source.size_bytes(),
             copied_bytes: Cell::new(0),
-            lanes: Cell::new(LANES),
-            piece_bytes: Cell::new(PIECE_BYTES),
+            gentle: Cell::new(false),
             next_ns: Cell::new(0),
             bytes_per_second: Cell::new(0),
             changes: Cell::new(0),
@@ -101,16 +100,25 @@ impl Copy {
         self.map.marked() * self.map.granule()
     }
 
-    /// Copies in short pieces and, unless the target takes long to answer, with few at the same
-    /// time, for the sake of others; or as fast as possible. Holds at once.
-    pub fn be_gentle(&self, gentle: bool, is_far: bool) {
-        self.lanes.set(if gentle && !is_far { LANES / 4 } else { LANES });
-        self.piece_bytes.set(if gentle { GENTLE_PIECE_BYTES } else { PIECE_BYTES });
+    /// Copies in short pieces and, unless the target is far, with few at the same time, for the
+    /// sake of others; or as fast as possible. Holds at once.
+    pub fn be_gentle(&self, gentle: bool) {
+        self.gentle.set(gentle);
     }
 
     /// Whether it was told to be gentle last.
     pub fn is_gentle(&self) -> bool {
-        self.piece_bytes.get() < PIECE_BYTES
+        self.gentle.get()
+    }
+
+    /// How many of the lanes copy, and how many bytes each at a time.
+    fn lanes(&self) -> (usize, u64) {
+        match (self.target.is_far(), self.gentle.get()) {
+            (true, true) => (FAR_LANES, GENTLE_PIECE_BYTES),
+            (true, false) => (FAR_LANES, FAR_PIECE_BYTES),
+            (false, true) => (LANES / 4, GENTLE_PIECE_BYTES),
+            (false, false) => (LANES, PIECE_BYTES),
+        }
     }
 
     /// Copies at most so many bytes per second; 0 is no limit.
@@ -156,7 +164,8 @@ impl Copy {
         let before = self.copied_bytes.get();
         let (cursor, failed) = (Cell::new(0), RefCell::new(None));
         let mut lanes: Vec<Pin<Box<dyn Future<Output = ()> + '_>>> = Vec::new();
-        for nth in 0..LANES {
+        let lanes_max = if self.target.is_far() { FAR_LANES } else { LANES };
+        for nth in 0..lanes_max {
             lanes.push(Box::pin(self.lane(nth, &cursor, &failed)));
         }
         all(lanes, |()| ()).await;
@@ -168,7 +177,7 @@ impl Copy {
 
     async fn lane(&self, nth: usize, cursor: &Cell<u64>, failed: &RefCell<Option<Error>>) {
         while failed.borrow().is_none() {
-            if nth >= self.lanes.get() {
+            if nth >= self.lanes().0 {
                 if cursor.get() == u64::MAX {
                     return;
                 }
@@ -201,7 +210,7 @@ impl Copy {
     async fn range(&self, from: u64, end: u64) -> Result<(), Error> {
         let mut at = from;
         while at < end {
-            let len = (end - at).min(self.piece_bytes.get());
+            let len = (end - at).min(self.lanes().1);
             self.pay(len).await;
             self.piece(at, len).await?;
             at += len;
@@ -269,6 +278,11 @@ pub type TargetStep<'a> = Pin<Box<dyn Future<Output = Result<(), Error>> + 'a>>;
 
 /// Where a copy goes.
 pub trait CopyTarget {
+    /// Whether it takes long to answer, so that only many requests at the same time are fast.
+    fn is_far(&self) -> bool {
+        false
+    }
+
     /// Writes the first `len` bytes of a buffer at `offset`.
     fn write(&self, offset: u64, len: u64, buf: Buf) -> TargetStep<'_>;
 

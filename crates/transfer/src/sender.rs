@@ -220,6 +220,10 @@ impl std::fmt::Debug for Sender {
 }
 
 impl CopyTarget for Sender {
+    fn is_far(&self) -> bool {
+        true
+    }
+
     fn write(&self, offset: u64, len: u64, buf: Buf) -> TargetStep<'_> {
         Box::pin(async move {
             debug_assert!(len <= u64::from(PIECE_BYTES_MAX));

@@ -84,7 +84,7 @@ pub async fn copied(core: &Core, source: &str, target: &str) {
     copy.begin().await.unwrap();
     assert!(copy.left_bytes() > 0);
     for nth in 0..4 {
-        copy.be_gentle(nth % 2 == 1, nth % 4 == 1);
+        copy.be_gentle(nth % 2 == 1);
         assert!(copy.pass().await.unwrap() > 0);
         core.sleep_ns(below(core, 1_000_000)).await;
     }

@@ -638,12 +638,12 @@ impl Disks {
             let was_gentle = Cell::new(false);
             let looking = async {
                 let mut requests = completions(target);
-                copy.be_gentle(may_be_gentle && copy.is_gentle(), moving.to_node);
+                copy.be_gentle(may_be_gentle && copy.is_gentle());
                 loop {
                     was_gentle.set(was_gentle.get() || copy.is_gentle());
                     core.sleep_ns(LOOK_NS).await;
                     let now = completions(target);
-                    copy.be_gentle(may_be_gentle && now > requests, moving.to_node);
+                    copy.be_gentle(may_be_gentle && now > requests);
                     requests = now;
                 }
             };
@@ -795,7 +795,7 @@ impl Disks {
                 fatal.set(true);
                 system(error.to_string())
             };
-            copy.be_gentle(false, false);
+            copy.be_gentle(false);
             copy.limit(0);
             if copy.left_bytes() > 4 * moving.rest_bytes.get() {
                 return Err(system(format!("the guest of disk {} has written much", spec.name)));

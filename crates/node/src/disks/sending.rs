@@ -311,7 +311,7 @@ impl Disks {
         }
         let stays = Cell::new(false);
         let mut rest = pin!(async {
-            copy.be_gentle(false, true);
+            copy.be_gentle(false);
             copy.limit(0);
             while copy.left_bytes() > 0
                 && !stays.get()
