@@ -634,7 +634,8 @@ impl Disks {
         loop {
             let (began_ns, before_pass) = (core.now_ns(), writes(target));
             // Others use the disk: leave them room, unless that takes too long.
-            let may_be_gentle = stalled == 0 && moving.writes_limit.get() == 0;
+            let is_limited = moving.writes_limit.get() > 0;
+            let may_be_gentle = stalled == 0 && !is_limited;
             let was_gentle = Cell::new(false);
             let looking = async {
                 let mut requests = completions(target);
@@ -661,7 +662,6 @@ impl Disks {
                     continue;
                 }
             }
-            let is_limited = moving.writes_limit.get() > 0;
             let per_second = |bytes: u64| {
                 let rate = u128::from(bytes) * 1_000_000_000 / u128::from(ns);
                 u64::try_from(rate).unwrap_or(u64::MAX)

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::ffi::{CString, OsStr, OsString};
-use std::io::{Read, Seek, Write};
+use std::io::{Seek, Write};
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -20,7 +20,7 @@ use super::answers::{OpenDisk, copies, serve_line};
 use super::child::{Child, Role, spawn};
 use super::front_door::{DoorState, FrontDoor};
 use super::poison::Poison;
-use super::store::{Left, Store};
+use super::store::{Left, Store, parsed};
 use super::{Launcher, VARIABLE, system};
 use crate::config::Config;
 use crate::disks::DISKS_MAX;
@@ -150,11 +150,8 @@ impl Beginning {
         let frame = frames.map_err(|error| broken(&error))?.receive().await;
         let mut descriptors = frame.map_err(|why| broken(&why))?.descriptors.into_iter();
         let mut next = || descriptors.next().ok_or_else(|| broken(&"a descriptor is missing"));
-        // The parser would read a file byte by byte.
-        let mut text = Vec::new();
-        let read = std::fs::File::from(next()?).read_to_end(&mut text);
-        read.map_err(|error| broken(&error))?;
-        let estate: Estate = serde_json::from_slice(&text).map_err(|error| broken(&error))?;
+        let estate = parsed(&mut std::fs::File::from(next()?));
+        let estate: Estate = estate.map_err(|error| broken(&error))?;
         if estate.version != ESTATE_VERSION {
             return Err(broken(&format!(
                 "version {} of the estate is not supported",

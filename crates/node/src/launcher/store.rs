@@ -23,6 +23,7 @@ use std::rc::Rc;
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use reactor::{Core, UnixPackets};
 use sd_notify::NotifyState;
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use vhost::kept::PACKET_BYTES_MAX;
 
@@ -154,6 +155,13 @@ impl Store {
     }
 }
 
+/// The JSON that is the rest of a file. The parser by itself would read it byte by byte.
+pub(super) fn parsed<T: DeserializeOwned>(file: &mut File) -> serde_json::Result<T> {
+    let mut text = Vec::new();
+    file.read_to_end(&mut text).map_err(serde_json::Error::io)?;
+    serde_json::from_slice(&text)
+}
+
 /// Reads a disk's record.
 fn read(core: &Core, number: u64, descriptor: OwnedFd) -> Result<Left, String> {
     let packets = UnixPackets::from_fd(core, descriptor).map_err(|error| error.to_string())?;
@@ -187,10 +195,10 @@ fn read(core: &Core, number: u64, descriptor: OwnedFd) -> Result<Left, String> {
         return Err("its record is missing".to_owned());
     }
     let mut memory = record.split_off(1);
-    let (mut file, mut text) = (File::from(record.remove(0)), Vec::new());
-    let read = file.rewind().and_then(|()| file.read_to_end(&mut text));
-    let record = read.map_err(serde_json::Error::io).and_then(|_| serde_json::from_slice(&text));
-    let record: Record = record.map_err(|error| error.to_string())?;
+    let mut file = File::from(record.remove(0));
+    let rewound = file.rewind().map_err(serde_json::Error::io);
+    let record = rewound.and_then(|()| parsed::<Record>(&mut file));
+    let record = record.map_err(|error| error.to_string())?;
     let Record { version, spec, holes, memory: count, mut door } = record;
     if version != VERSION {
         return Err(format!("its record has version {version}"));
