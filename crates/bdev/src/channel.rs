@@ -97,13 +97,13 @@ impl Channel {
             self.done.push(Done { tag: io.tag, status });
             return Ok(());
         }
+        // SAFETY: `answer` has checked the request, and the segments are valid by this function's
+        // contract.
+        if let Some(status) = unsafe { self.perform(io) } {
+            self.done.push(Done { tag: io.tag, status });
+            return Ok(());
+        }
         match (&mut self.backend, self.device.device()) {
-            (Backend::Mem(channel), Device::Mem(mem)) => {
-                // SAFETY: `answer` has checked that the range lies in the device and that the
-                // segments are as long. The segments are valid by this function's contract.
-                let status = unsafe { channel.perform(mem, io) };
-                self.done.push(Done { tag: io.tag, status });
-            }
             // SAFETY: as above.
             (Backend::File(file), Device::File(device)) => unsafe {
                 file.submit(device, io, &mut self.done);
@@ -122,13 +122,34 @@ impl Channel {
             (Backend::Dirty(dirty), Device::Dirty { map, .. }) => unsafe {
                 dirty.submit(map, io, &mut self.done);
             },
-            // A null device discards writes and leaves the memory of a read as it is.
-            (Backend::Null, _) => self.done.push(Done { tag: io.tag, status: Status::Ok }),
-            (Backend::Mem(_) | Backend::File(_) | Backend::Limit(_) | Backend::Dirty(_), _) => {
-                unreachable!("`new` made the backend for this device")
-            }
+            (
+                Backend::Null
+                | Backend::Mem(_)
+                | Backend::File(_)
+                | Backend::Limit(_)
+                | Backend::Dirty(_),
+                _,
+            ) => unreachable!("`new` made the backend for this device"),
         }
         Ok(())
+    }
+
+    /// Performs a request if the device completes all of them at once: the null device and memory.
+    /// It is not in flight then.
+    ///
+    /// # Safety
+    /// As for [`Channel::submit`], and a channel of the same size, this or one above it, has found
+    /// nothing wrong with the request ([`Channel::answer`]).
+    #[inline(always)]
+    pub(crate) unsafe fn perform(&mut self, io: &Io<'_>) -> Option<Status> {
+        match (&mut self.backend, self.device.device()) {
+            // It discards writes and leaves the memory of a read as it is.
+            (Backend::Null, _) => Some(Status::Ok),
+            // SAFETY: the range lies in the device and the segments are as long, and valid, by
+            // this function's contract.
+            (Backend::Mem(channel), Device::Mem(mem)) => Some(unsafe { channel.perform(mem, io) }),
+            _ => None,
+        }
     }
 
     /// Whether [`Channel::prefetch`] does anything.

@@ -21,8 +21,8 @@ use pages::Pages;
 const MUTANTS: &[(&str, &str)] = &[
     ("marks.no_begin", "a_writer_may_die_at_any_instant"),
     ("marks.no_end", "no_completed_write_is_missed"),
-    ("marks.end_relaxed", "no_completed_write_is_missed"),
-    ("marks.take_relaxed", "no_completed_write_is_missed"),
+    ("marks.end_unfenced", "no_completed_write_is_missed"),
+    ("marks.take_unfenced", "no_completed_write_is_missed"),
     ("marks.clear_first", "a_copier_may_die_at_any_instant"),
     ("pages.mark_unfenced", "discarded_data_does_not_come_back"),
     ("pages.clear_unfenced", "discarded_data_does_not_come_back"),
@@ -63,7 +63,7 @@ fn no_completed_write_is_missed() {
             thread::spawn(move || {
                 disk.marks().begin(0, 0);
                 disk.data.store(1, Relaxed);
-                disk.marks().end(0, 0);
+                disk.marks().end(&[(0, 0)]);
             })
         };
         let mut copied = 0;
@@ -110,7 +110,7 @@ fn a_writer_may_die_at_any_instant() {
                 thread::spawn(move || {
                     let write: [&dyn Fn(); 3] =
                         [&|| disk.marks().begin(0, 0), &|| disk.data.store(1, Relaxed), &|| {
-                            disk.marks().end(0, 0)
+                            disk.marks().end(&[(0, 0)])
                         }];
                     write[..steps].iter().for_each(|step| step());
                 })

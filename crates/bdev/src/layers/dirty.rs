@@ -2,7 +2,8 @@
 //! map, for copying the device while it is in use.
 //!
 //! 1. A write, a discard or a write of zeroes marks its granules, then goes to the device. When it
-//!    has completed, with whatever status, it marks them again before the completion is reported.
+//!    has completed, with whatever status, it marks them again before the completion is reported:
+//!    all that have completed at once, together.
 //! 2. The copier takes marks ([`DirtyMap::take`]), reads their granules, and finishes them.
 //!    `marks.rs` says why neither side can miss a write.
 //!
@@ -52,7 +53,14 @@ pub struct DirtyMap {
     granule: u64,
     /// Length of each row, in words of 64 bits.
     words: u64,
+    /// Where each row begins in `pages`: `dirty` and `taken`. There are so many words.
+    rows: [*const AtomicU64; 2],
 }
+
+// SAFETY: as for `Pages`, into which the pointers lead.
+unsafe impl Send for DirtyMap {}
+// SAFETY: as above.
+unsafe impl Sync for DirtyMap {}
 
 /// Marks taken for up to 64 granules: bit `n` stands for the granule `first + n`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -96,6 +104,7 @@ impl Pages {
     }
 
     /// The `count` numbers from `offset` on; `None` if they do not lie in the mapping.
+    #[inline]
     fn numbers(&self, offset: u64, count: u64) -> Option<&[AtomicU64]> {
         let end = count.checked_mul(8)?.checked_add(offset)?;
         if end > self.len as u64 || !offset.is_multiple_of(8) {
@@ -223,7 +232,8 @@ impl DirtyMap {
         // SAFETY: the whole mapping, in whole pages, which is unmapped after the guard is dropped.
         // All accesses to it are atomic, and any word may become zero.
         let guard = unsafe { Guard::new(pages.base, len.next_multiple_of(PAGE) as usize) };
-        let mut map = DirtyMap { guard, pages, file, granule: 0, words: 0 };
+        let mut map =
+            DirtyMap { guard, pages, file, granule: 0, words: 0, rows: [std::ptr::null(); 2] };
         let header = |at: usize| map.number(at);
         if header(at::MAGIC) != MAGIC {
             return Err(wrong("the file is not a bitmap or is incomplete: remove it"));
@@ -232,11 +242,14 @@ impl DirtyMap {
             return Err(wrong("the bitmap has another version"));
         }
         let (granule, words) = (header(at::GRANULE), header(at::WORDS));
-        let whole = file_len(words).is_some_and(|needed| needed <= len);
-        if !granule.is_power_of_two() || words == 0 || !whole || map.is_lost() {
-            return Err(wrong("the bitmap is damaged: remove it"));
+        let damaged = || wrong("the bitmap is damaged: remove it");
+        let second = row(words).and_then(|row| row.checked_add(PAGE)).ok_or_else(damaged)?;
+        let rows = [PAGE, second].map(|at| map.pages.numbers(at, words).map(<[_]>::as_ptr));
+        let [Some(dirty), Some(taken)] = rows else { return Err(damaged()) };
+        if !granule.is_power_of_two() || words == 0 || map.is_lost() {
+            return Err(damaged());
         }
-        (map.granule, map.words) = (granule, words);
+        (map.granule, map.words, map.rows) = (granule, words, [dirty, taken]);
         Ok(map)
     }
 
@@ -256,16 +269,16 @@ impl DirtyMap {
         }
     }
 
-    #[inline]
+    #[inline(always)]
     fn marks(&self) -> Marks<'_> {
-        let row = |nth| {
-            let offset = PAGE + nth * row(self.words).unwrap_or(0);
-            self.pages.numbers(offset, self.words).unwrap_or(&[])
-        };
-        Marks { dirty: row(0), taken: row(1) }
+        // SAFETY: `map` has found that each row has so many numbers in the mapping, which lives as
+        // long as this value. All accesses to it are atomic.
+        let row = |at| unsafe { std::slice::from_raw_parts(at, self.words as usize) };
+        let [dirty, taken] = self.rows;
+        Marks { dirty: row(dirty), taken: row(taken) }
     }
 
-    #[inline]
+    #[inline(always)]
     fn granules(&self, offset: u64, len: u64) -> (u64, u64) {
         let shift = self.granule.trailing_zeros();
         (offset >> shift, offset.saturating_add(len.saturating_sub(1)) >> shift)
@@ -273,8 +286,7 @@ impl DirtyMap {
 
     /// Marks a range that is not empty.
     pub(crate) fn mark_range(&self, offset: u64, len: u64) {
-        let (first, last) = self.granules(offset, len);
-        self.marks().end(first, last);
+        self.marks().end(&[self.granules(offset, len)]);
     }
 
     /// Whether there is a bit for each byte of a device of this size.
@@ -368,6 +380,9 @@ pub(crate) struct DirtyChannel {
     pub over: Channel,
     slots: Vec<Slot>,
     free: Vec<u32>,
+    /// What was written, first and last granule, by requests that have completed since the last
+    /// poll.
+    written: Vec<(u64, u64)>,
     /// Empty between calls.
     batch: Vec<Done>,
 }
@@ -385,17 +400,15 @@ impl DirtyChannel {
             over,
             slots: vec![Slot { tag: 0, writes: None }; QUEUE_DEPTH],
             free: (0..QUEUE_DEPTH as u32).rev().collect(),
+            written: Vec::with_capacity(QUEUE_DEPTH),
             batch: Vec::with_capacity(QUEUE_DEPTH),
         }
     }
 
     /// # Safety
-    /// As for [`Channel::submit`].
+    /// As for [`Channel::submit`], and the channel above has found nothing wrong with the request.
     #[inline]
     pub unsafe fn submit(&mut self, map: &DirtyMap, io: &Io<'_>, done: &mut Vec<Done>) {
-        let full = Done { tag: io.tag, status: Status::IoError };
-        // Unreachable, here and below: there are as many slots as the channel above takes requests.
-        let Some(slot) = self.free.pop() else { return done.push(full) };
         let writes = match io.kind {
             Kind::Read | Kind::Flush => None,
             Kind::Write | Kind::Discard | Kind::WriteZeroes { .. } => {
@@ -405,6 +418,27 @@ impl DirtyChannel {
         if let Some((first, last)) = writes {
             map.marks().begin(first, last);
         }
+        // SAFETY: by this function's contract. Both channels are as large.
+        if let Some(status) = unsafe { self.over.perform(io) } {
+            // The channel above returns it after its next poll of this one.
+            if let Some(written) = writes {
+                self.written.push(written);
+            }
+            return done.push(Done { tag: io.tag, status });
+        }
+        // SAFETY: by this function's contract.
+        unsafe { self.begin(writes, io, done) }
+    }
+
+    /// Submits a request that does not complete at once.
+    ///
+    /// # Safety
+    /// As for [`DirtyChannel::submit`].
+    #[inline(never)]
+    unsafe fn begin(&mut self, writes: Option<(u64, u64)>, io: &Io<'_>, done: &mut Vec<Done>) {
+        let full = Done { tag: io.tag, status: Status::IoError };
+        // Unreachable, here and below: there are as many slots as the channel above takes requests.
+        let Some(slot) = self.free.pop() else { return done.push(full) };
         self.slots[slot as usize] = Slot { tag: io.tag, writes };
         // SAFETY: by this function's contract.
         if unsafe { self.over.submit(&Io { tag: slot.into(), ..*io }) }.is_err() {
@@ -415,14 +449,18 @@ impl DirtyChannel {
 
     #[inline]
     pub fn poll(&mut self, map: &DirtyMap, done: &mut Vec<Done>) {
-        self.over.poll(&mut self.batch);
-        for Done { tag, status } in self.batch.drain(..) {
-            let Slot { tag: own, writes } = self.slots[tag as usize];
-            if let Some((first, last)) = writes {
-                map.marks().end(first, last);
+        if self.over.in_flight() > 0 {
+            self.over.poll(&mut self.batch);
+            for Done { tag, status } in self.batch.drain(..) {
+                let Slot { tag: own, writes } = self.slots[tag as usize];
+                self.written.extend(writes);
+                self.free.push(tag as u32);
+                done.push(Done { tag: own, status });
             }
-            self.free.push(tag as u32);
-            done.push(Done { tag: own, status });
+        }
+        if !self.written.is_empty() {
+            map.marks().end(&self.written);
+            self.written.clear();
         }
     }
 }

@@ -10,19 +10,20 @@
 //! Invariants:
 //!
 //! - *No completed write is missed.* A copier that takes a bit and then reads the granule reads the
-//!   write or finds the bit again, because the bit is set once more after the write, before its
-//!   completion is reported. The bit set before the write may be gone by then, taken with the old
-//!   bytes. Setting is an atomic OR, whose release pairs with the acquire of the take. Checking
-//!   first whether the bit is still set would be wrong, because the check could be done before the
-//!   write is visible.
+//!   write or finds the bit again, because the bit is looked at once more after the write, before
+//!   its completion is reported, and set if it is gone: taken with the old bytes. Both sides order
+//!   their two steps with a fence. So a writer that still sees the bit has written before the
+//!   copier reads.
 //! - *A writer may die at any instant.* Every granule that differs then was marked before it was
 //!   written. (Except if it was taken in between; see `docs/formats/dirty.md`.)
 //! - *A copier may die at any instant.* A bit is in `taken` before it leaves `dirty`, and stays
 //!   there until the copy is done.
 //!
-//! There may be any number of writers and one copier. Nobody waits.
+//! There may be any number of writers and one copier. Nobody waits. One fence is for any number of
+//! writes that have completed, and a bit that is set is only read: an atomic OR would cost a
+//! writer on a fast device several times as much.
 
-use loomable::{AtomicU64, Ordering, mutant, weaken};
+use loomable::{AtomicU64, Ordering, fence, mutant};
 
 /// The two rows, of equal length.
 #[derive(Clone, Copy)]
@@ -36,28 +37,49 @@ impl Marks<'_> {
     #[inline]
     pub fn begin(&self, first: u64, last: u64) {
         if !mutant("marks.no_begin") {
-            // Acquire: no write moves before this.
-            self.set(first, last, Ordering::AcqRel);
+            self.set(first, last);
         }
     }
 
-    /// Marks them again after the write, whether it succeeded or not.
+    /// Marks the granules of writes again that have completed, whether they succeeded or not.
     #[inline]
-    pub fn end(&self, first: u64, last: u64) {
-        if !mutant("marks.no_end") {
-            self.set(first, last, weaken(Ordering::AcqRel, "marks.end_relaxed"));
+    pub fn end(&self, writes: &[(u64, u64)]) {
+        if !mutant("marks.end_unfenced") {
+            fence(Ordering::SeqCst);
+        }
+        for &(first, last) in writes {
+            if !mutant("marks.no_end") {
+                self.set(first, last);
+            }
         }
     }
 
-    #[inline]
-    fn set(&self, first: u64, last: u64, order: Ordering) {
+    #[inline(always)]
+    fn set(&self, first: u64, last: u64) {
+        // Most writes are short, and most bits are set.
+        let is_set = |word: &AtomicU64| word.load(Ordering::Acquire) >> (first % 64) & 1 == 1;
+        if first == last && self.dirty.get((first / 64) as usize).is_some_and(is_set) {
+            return;
+        }
+        self.set_each(first, last);
+    }
+
+    #[cold]
+    fn set_each(&self, first: u64, last: u64) {
         let mut granule = first;
-        while granule <= last {
+        loop {
             let Some(word) = self.dirty.get((granule / 64) as usize) else { return };
             // All bits of one word in one step.
             let end = (granule | 63).min(last);
             let bits = (u64::MAX << (granule % 64)) & (u64::MAX >> (63 - end % 64));
-            word.fetch_or(bits, order);
+            // Acquire: no write moves before this.
+            if word.load(Ordering::Acquire) & bits != bits {
+                // Release: a copier that takes the bit reads what was written before.
+                word.fetch_or(bits, Ordering::AcqRel);
+            }
+            if end == last {
+                return;
+            }
             granule = end + 1;
         }
     }
@@ -73,9 +95,12 @@ impl Marks<'_> {
         if !mutant("marks.clear_first") {
             keep();
         }
-        // Acquire: later reads are at least as new as the marks. Release: a copier that misses a
-        // bit here finds it in the other row.
-        dirty.fetch_and(!bits, weaken(Ordering::AcqRel, "marks.take_relaxed"));
+        // Release: who misses a bit here finds it in the other row.
+        dirty.fetch_and(!bits, Ordering::Release);
+        // Later reads are at least as new as the marks.
+        if !mutant("marks.take_unfenced") {
+            fence(Ordering::SeqCst);
+        }
         if mutant("marks.clear_first") {
             keep();
         }
