@@ -1,5 +1,6 @@
 """A virtual machine in software emulation with vhost-user-blk disks, controlled by a test."""
 
+import functools
 import json
 import os
 import pathlib
@@ -23,6 +24,13 @@ def need(program, package):
     found = shutil.which(program)
     assert found, f"{program} is missing: apt-get install {package}"
     return found
+
+
+@functools.cache
+def qemu_version():
+    """Of the QEMU that the tests run, as numbers."""
+    said = subprocess.run([need("qemu-system-x86_64", "qemu-system-x86"), "--version"], check=True, capture_output=True, text=True).stdout
+    return tuple(int(number) for number in re.search(r"version (\d+)\.(\d+)", said).groups())
 
 
 def images():

@@ -6,6 +6,7 @@ import os
 import pathlib
 import random
 import re
+import threading
 import time
 import urllib.request
 
@@ -286,3 +287,37 @@ def test_a_kill_at_any_moment_of_the_start(tmp_path, long):
         with guest.Guest(tmp_path / "vm", node.sockets[0], queues=2, mode="files") as vm:
             vm.wait_for(r"GUEST FILES OK")
             vm.wait_for_end()
+
+
+def test_a_newer_qemu_notices_the_death_of_a_node_without_a_launcher(tmp_path):
+    """While the guest stands still, while it stops, and between firmware and system: QEMU 7.2 goes on as if the old process were there."""
+    if guest.qemu_version() < (10, 0):
+        pytest.skip("this QEMU notices too little: scripts/newer-qemu")
+    spec = f"name=a uri=delay:all=0ms..20ms|file:{image(tmp_path / 'disk.img')} socket={tmp_path / 'a.sock'} queues=2"
+    with Disks(tmp_path / "log", spec, flags=["--sandbox", "off"]) as node:
+        with guest.Guest(tmp_path / "vm", node.sockets[0], queues=2, processors=2, mode="load", secs=12, mib=8, workers=8) as vm:
+
+            def ticks():
+                vm.wait_for(TICK, times=vm.text().count("GUEST TICK") + 1)
+
+            ticks()
+            vm.stop()
+            node.restart_connected(0)
+            vm.cont()
+            ticks()
+            for after_s in 0, 0.003, 0.01:
+                killed = threading.Timer(after_s, node.kill)
+                killed.start()
+                vm.stop()
+                killed.join()
+                node.restart_connected(0)
+                vm.cont()
+                ticks()
+            vm.wait_for(r"GUEST LOAD OK")
+            vm.wait_for_end()
+        for nth, after_s in enumerate((0.5, 1.0, 1.5, 2.0, 2.5)):
+            with guest.Guest(tmp_path / f"vm-{nth}", node.sockets[0], queues=2, processors=2, mode="load", secs=1, mib=4) as vm:
+                time.sleep(after_s)
+                node.restart(0)
+                vm.wait_for(r"GUEST LOAD OK")
+                vm.wait_for_end()

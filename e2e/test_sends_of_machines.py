@@ -269,9 +269,8 @@ ACCIDENTS = {
     "the connection is cut": lambda on: on.way.cut(),
 }
 PHASES = ["copying", "ready", "stopped", "given", "owned"]
-# QEMU gives a device up whose connection is lost while the machine starts.
+# QEMU 7.2 gives a device up whose connection is lost while the machine starts; 10.0 does not.
 WHILE_IT_STARTS = [("the destination dies with its launcher", phase) for phase in ("stopped", "given", "owned")]
-CASES = [case for case in itertools.product(ACCIDENTS, PHASES) if case not in WHILE_IT_STARTS]
 # The others take as long, and seldom find anything.
 ALWAYS = [
     ("the source's node dies", "stopped"),
@@ -281,12 +280,14 @@ ALWAYS = [
 ]
 
 
-@pytest.mark.parametrize("accident, phase", CASES)
+@pytest.mark.parametrize("accident, phase", itertools.product(ACCIDENTS, PHASES))
 def test_a_move_survives(places, accident, phase, long):
     """The move goes on by itself. In `stopped` the guest has stopped and the rest is not durable yet, in `given` the destination
     has not heard that the disk is its own, and in `owned` the source has not heard that the destination knows."""
     if not long and (accident, phase) not in ALWAYS:
         pytest.skip("only with --long")
+    if (accident, phase) in WHILE_IT_STARTS and guest.qemu_version() < (10, 0):
+        pytest.skip("this QEMU gives the device up: scripts/newer-qemu")
     times = 6 if long else 1
     strike = ACCIDENTS[accident]
     on = places(secs=8 + 15 * times, between=True)
