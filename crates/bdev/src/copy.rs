@@ -252,8 +252,13 @@ impl Copy {
     /// Makes the copy durable. Suspends.
     ///
     /// # Errors
-    /// When the target fails.
+    /// When the target fails, or the bitmap is lost: then nothing is marked any more, and something
+    /// may not have been copied.
     pub async fn flush(&self) -> Result<(), Error> {
+        if self.map.is_lost() {
+            let what = "the bitmap of what is written was lost";
+            return Err(Error::new(ErrorKind::Io, what));
+        }
         self.target.flush().await
     }
 }

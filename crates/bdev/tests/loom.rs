@@ -77,6 +77,35 @@ fn no_completed_write_is_missed() {
     });
 }
 
+/// Of two writers to a granule, one may see the bit that the other has set.
+#[test]
+fn no_write_of_two_is_missed() {
+    prove("no_write_of_two_is_missed", None, || {
+        let disk = Disk::new(0);
+        let other = {
+            let disk = disk.clone();
+            thread::spawn(move || {
+                disk.marks().begin(0, 0);
+                disk.marks().end(&[(0, 0)]);
+            })
+        };
+        let writer = {
+            let disk = disk.clone();
+            thread::spawn(move || {
+                disk.marks().begin(0, 0);
+                disk.data.store(1, Relaxed);
+                disk.marks().end(&[(0, 0)]);
+            })
+        };
+        let mut copied = 0;
+        disk.copy(&mut copied);
+        other.join().unwrap();
+        writer.join().unwrap();
+        disk.copy(&mut copied);
+        assert_eq!(copied, 1);
+    });
+}
+
 #[test]
 fn discarded_data_does_not_come_back() {
     prove("discarded_data_does_not_come_back", None, || {

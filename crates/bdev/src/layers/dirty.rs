@@ -208,6 +208,9 @@ impl DirtyMap {
             error => return Err(io::Error::from_raw_os_error(error)),
         }
         let pages = Pages::map(file.as_fd(), PAGE)?;
+        // SAFETY: the whole mapping, one page, which is unmapped after the guard is dropped. All
+        // accesses to it are atomic, and any word may become zero.
+        let _guard = unsafe { Guard::new(pages.base, PAGE as usize) };
         let Some(header) = pages.numbers(0, at::COUNT as u64) else { return Ok(()) };
         let values = [(at::GRANULE, granule), (at::WORDS, words), (at::VERSION, VERSION)];
         let boots = [(at::BOOT, boot[0]), (at::BOOT + 1, boot[1])];

@@ -95,7 +95,8 @@ impl Marks<'_> {
         if !mutant("marks.clear_first") {
             keep();
         }
-        // Release: who misses a bit here finds it in the other row.
+        // Release: who misses a bit here finds it in the other row. (No mutant: loom always lets
+        // the one who looks see both rows as they are.)
         dirty.fetch_and(!bits, Ordering::Release);
         // Later reads are at least as new as the marks.
         if !mutant("marks.take_unfenced") {

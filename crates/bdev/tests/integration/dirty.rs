@@ -10,7 +10,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use crate::common::{Disk, Guest, Place, config, quoted};
-use bdev::{Bdev, DirtyMap, ErrorKind, Kind, Parts, Status, Taken};
+use bdev::{Bdev, Copy, DeviceTarget, DirtyMap, ErrorKind, Kind, Parts, Status, Taken};
 use reactor::{Core, DriverKind, run};
 
 const SIZE: u64 = 1 << 20;
@@ -130,11 +130,16 @@ fn an_invalid_bitmap_is_refused_and_left_as_it_is() {
         assert_eq!(taken(&map(&bitmap)), (0..256).collect::<Vec<_>>());
         drop(Bdev::open(&core, &uri("4K")).await.unwrap());
         assert_eq!(taken(&map(&bitmap)), [] as [u64; 0], "once");
-        // A bitmap that is truncated while in use is lost, and the disk continues.
+        // A bitmap that is truncated while in use is lost, and the disk continues. A copy does not.
         let disk = Disk::open(&core, &uri("4K")).await;
+        let to = Bdev::open(&core, "mem:1M").await.unwrap();
+        let target = Box::new(DeviceTarget::new(&core, &to).unwrap());
+        let copy = Copy::new(&core, &disk.bdev, target).unwrap();
+        copy.flush().await.unwrap();
         file.set_len(0).unwrap();
         assert_eq!(disk.write(0, &[1; 4096]).await, Status::Ok);
         assert!(disk.bdev.dirty_map().unwrap().is_lost());
+        assert!(copy.flush().await.unwrap_err().to_string().contains("lost"));
     });
 }
 
