@@ -49,8 +49,8 @@ const QUIESCE_NS: u64 = 2_000_000_000;
 const AGAIN_NS: u64 = 100_000_000;
 /// The same, while a guest's machine moves to another node and stops at any moment.
 const SOON_NS: u64 = 2_000_000;
-/// Attempts to let a disk that has not moved continue without the bitmap.
-const BACK_MAX: u32 = 3;
+/// Attempts to let a disk continue with its bitmap or, if it has not moved, without.
+const TRIES_MAX: u32 = 3;
 /// The rest that is copied while the guest waits: what takes so long, but at least so much.
 const REST_NS: u64 = 2_000_000;
 const REST_BYTES_MIN: u64 = 256 << 10;
@@ -556,7 +556,7 @@ impl Disks {
     /// Lets the disk use its old device without the bitmap. If that is not possible, it keeps the
     /// bitmap, which does no harm.
     async fn go_back(&self, core: &Core, name: &str, target: &Target, moving: &Move, old: &Bdev) {
-        for _ in 0..BACK_MAX {
+        for _ in 0..TRIES_MAX {
             if moving.copy.borrow().is_none() || self.ended.get() {
                 // Nothing has been switched, or nothing is used any more.
                 return;
@@ -625,7 +625,17 @@ impl Disks {
             Goal::Node(sending) => Box::new(sending.sender.clone()),
         };
         let copy = Rc::new(Copy::new(core, &tracked, to)?);
-        self.swap(core, name, target, moving, async || Ok(tracked.clone())).await?;
+        let mut tries = 1;
+        while let Err(error) =
+            self.swap(core, name, target, moving, async || Ok(tracked.clone())).await
+        {
+            // Its device may be slow for a moment.
+            if tries == TRIES_MAX || moving.is_stopped() || self.ended.get() {
+                return Err(error.into());
+            }
+            tries += 1;
+            core.sleep_ns(AGAIN_NS).await;
+        }
         moving.copy.replace(Some(copy.clone()));
         self.share_rate();
         unless_stopped(moving, copy.begin()).await?;

@@ -303,6 +303,8 @@ impl Disks {
             return Err(later("its guest runs"));
         }
         let began_ns = core.now_exact_ns();
+        let since_us = || (core.now_exact_ns() - began_ns) / 1000;
+        let rest_bytes = copy.left_bytes();
         if let Some(server) = self.nbd()
             && !server.release(name, super::export::PAUSE_NS).await
         {
@@ -319,7 +321,11 @@ impl Disks {
             {
                 copy.pass().await?;
             }
-            copy.flush().await
+            let sent_us = since_us();
+            copy.flush().await?;
+            let durable_us = since_us();
+            tracing::debug!(disk = name, rest_bytes, sent_us, durable_us, "the rest is there");
+            Ok(())
         });
         let goes_on = async {
             let runs = target.until_front_end(FrontEnd::is_running);
@@ -353,11 +359,12 @@ impl Disks {
         }
         let Sending { id, to, .. } = sending;
         let sender = sending.sender.clone();
+        tracing::debug!(disk = name, stored_us = since_us(), "the disk is given");
         let stops = async || moving.until_stopped().await;
         match self.resolve(core, name, target, *id, to, sender, stops).await {
             None => return Err(Switch::Undecided),
             Some(true) => {
-                moving.note_pause((core.now_exact_ns() - began_ns) / 1000);
+                moving.note_pause(since_us());
                 return Ok(());
             }
             Some(false) => {}
@@ -413,6 +420,7 @@ impl Disks {
             let why = match decided {
                 Ok(false) => return Some(false),
                 Ok(true) => {
+                    tracing::debug!(disk = name, "the other node owns the disk");
                     let sent = Transfer::Sent { id, to: to.clone() };
                     match self.keep_transfer(name, Some(sent)).await {
                         Ok(()) => return Some(true),
