@@ -280,7 +280,7 @@ ALWAYS = [
 ]
 
 
-@pytest.mark.parametrize("accident, phase", itertools.product(ACCIDENTS, PHASES))
+@pytest.mark.parametrize("accident, phase", list(itertools.product(ACCIDENTS, PHASES)))
 def test_a_move_survives(places, accident, phase, long):
     """The move goes on by itself. In `stopped` the guest has stopped and the rest is not durable yet, in `given` the destination
     has not heard that the disk is its own, and in `owned` the source has not heard that the destination knows."""
