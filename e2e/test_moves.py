@@ -5,6 +5,7 @@ import json
 import os
 import random
 import signal
+import subprocess
 import time
 
 import guest
@@ -150,6 +151,35 @@ def test_an_aborted_move_leaves_the_disk_where_it_is(node, tmp_path):
     node.do("move", "--limit", "0")
     move(node, "a", new, "--finish-when-ready")
     assert filecmp.cmp(old, new, shallow=False)
+
+
+@pytest.mark.parametrize("how", ["aborted", "killed"])
+def test_a_command_that_waits_for_a_move_fails_if_that_does_not_move_the_disk(node, tmp_path, how):
+    old, new = filled(tmp_path / "a.img"), tmp_path / "b.img"
+    node.do("attach", spec(tmp_path, "a", f"file:{old}"))
+    node.do("move", "--limit", "4M")
+    words = ["disk", "move", "a", "--to", f"file:{new}", "--finish-when-ready", "--state", node.state]
+    waits = subprocess.Popen([millrace.BINARY, *map(str, words)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    guest.wait_for("some of it", lambda: any(moved["copied_bytes"] for moved in json.loads(node.do("move", "--status", "a", "--json"))["moves"]))
+    if how == "aborted":
+        node.do("move", "a", "--abort")
+    else:
+        os.kill(node.pid(), signal.SIGKILL)
+    _, said = waits.communicate(timeout=60)
+    assert waits.returncode != 0 and {"aborted": "was aborted", "killed": "has ended with its node"}[how] in said
+    guest.wait_for("the event", lambda: "move-failed" in names(events(node)))
+    assert node.disks()["a"]["uri"] == f"file:{old}"
+
+
+def test_a_move_is_aborted_while_its_new_device_does_not_answer(node, tmp_path):
+    node.do("attach", spec(tmp_path, "a", f"file:{image(tmp_path / 'a.img', 8)}"))
+    move(node, "a", image(tmp_path / "b.img", 8), "--background")
+    until(node, "ready")
+    node.do("move", "a", "--abort")
+    node.do("move", "a", "--to", f"delay:flush=600s|file:{tmp_path / 'b.img'}", "--finish-when-ready", "--background")
+    until(node, "switching")
+    assert "was aborted" in node.do("move", "a", "--abort")
+    assert operations(driven(tmp_path, "a", seconds=1, rw="randwrite", depth=1)) > 0
 
 
 def test_a_guest_that_writes_faster_than_its_disk_is_copied_is_slowed_down(node, tmp_path):

@@ -1,5 +1,6 @@
 """A launcher that is killed comes back by itself: the service manager has its connections, and neither QEMU nor the guest notices."""
 
+import contextlib
 import random
 import time
 
@@ -8,7 +9,7 @@ import pytest
 from manager import Managed
 from test_admin import spec
 from test_disks import both_forms, image
-from test_restart import TICK, kill_and_wait
+from test_restart import TICK, kill, kill_and_wait
 
 
 @pytest.fixture
@@ -74,6 +75,20 @@ def test_launchers_that_are_killed_while_they_start_lose_nothing(managed, tmp_pa
         vm.wait_for_end()
         assert_nobody_noticed(managed, vm)
     assert len(managed.manager.names()) == 1
+
+
+def test_the_manager_starts_a_node_again_that_was_given_up(managed, tmp_path):
+    with machine(managed, tmp_path, mode="load", secs=20, mib=8) as vm:
+        vm.wait_for(TICK)
+        while managed.process.poll() is None:
+            with contextlib.suppress(AssertionError):
+                kill(managed)
+            time.sleep(0.02)
+        assert "giving up" in managed.said() and len(managed.manager.names()) == 1
+        managed.start()
+        vm.wait_for(r"GUEST LOAD OK", timeout=120)
+        vm.wait_for_end()
+        assert_nobody_noticed(managed, vm)
 
 
 def test_the_memory_of_a_disk_outlives_the_launcher(tmp_path):

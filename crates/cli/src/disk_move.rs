@@ -19,6 +19,9 @@ use crate::tool_core::on_core;
 
 /// How often a move is looked at.
 const LOOK: Duration = Duration::from_millis(100);
+/// How often a node may not know of a move before that has ended: one to another node is continued
+/// by the next process.
+const MISSING_MAX: u32 = 100;
 
 /// Begins a move and waits for it, or does what another flag asks for.
 pub fn run(args: DiskMoveArgs) -> Result<(), Failure> {
@@ -126,13 +129,26 @@ fn unmake(path: &Path) {
     });
 }
 
-/// Waits until a move has ended, or is ready and not to finish.
+/// Waits until a move has ended, or is ready and not to finish. A failure if somebody else has
+/// ended it.
 #[expect(clippy::disallowed_methods, reason = "a tool that waits for a node")]
 fn wait(admin: &mut Admin, name: String, node: &NodeArgs) -> Result<(), Failure> {
     let bar = progress_bar("moving");
+    let mut missing = 0;
     loop {
         let answer = admin.call(&Request::DiskMoves { name: Some(name.clone()) })?;
-        let moving = array(&answer, "moves").first().cloned().unwrap_or_default();
+        let Some(moving) = array(&answer, "moves").first().cloned() else {
+            missing += 1;
+            if missing > MISSING_MAX {
+                bar.finish_and_clear();
+                return Err(Failure::new(format!(
+                    "the move of disk {name} has ended with its node"
+                ))
+                .hint("millrace disk list shows the disk's device; begin the move again"));
+            }
+            std::thread::sleep(LOOK);
+            continue;
+        };
         let (left, copied) = (number(&moving, "left_bytes"), number(&moving, "copied_bytes"));
         bar.set_length(copied + left);
         bar.set_position(copied);
@@ -145,7 +161,21 @@ fn wait(admin: &mut Admin, name: String, node: &NodeArgs) -> Result<(), Failure>
             _ => {}
         }
         bar.finish_and_clear();
+        if moving["stage"] == "aborted" {
+            return Err(aborted(admin, &name));
+        }
         return end(&answer, node);
+    }
+}
+
+/// What a move that has been ended means for its disk.
+fn aborted(admin: &mut Admin, name: &str) -> Failure {
+    let all = admin.call(&Request::DiskList).unwrap_or_default();
+    let disk = array(&all, "disks").iter().find(|disk| disk["name"] == name);
+    match disk.and_then(|disk| disk["elsewhere"].as_str()) {
+        Some(elsewhere) => Failure::new(format!("disk {name} {elsewhere}"))
+            .hint("millrace disk move NAME --abort takes it back"),
+        None => Failure::new(format!("disk {name} stays where it is: the move was aborted")),
     }
 }
 

@@ -262,8 +262,9 @@ impl Disks {
         change: &LimitChange,
     ) -> Result<AllLimits, Error> {
         let _change = self.change().await?;
-        // Disks that come bring their limits along.
-        self.all_came().map_err(|why| Error::new(Kind::System, why))?;
+        // Disks that come bring their limits along. One that is lost finds its own when it is
+        // opened.
+        self.all_followed().map_err(|why| Error::new(Kind::System, why))?;
         if let Some(name) = &change.name {
             let at = self.find(name)?;
             if let Err(why @ Absent::Leaves(_)) = &self.all.borrow()[at].serving {

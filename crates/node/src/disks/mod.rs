@@ -399,18 +399,29 @@ impl Disks {
     /// # Errors
     /// Names the disks that have yet to come, or whose requests wait for operations there.
     pub fn all_came(&self) -> Result<(), String> {
-        if self.coming.get() == 0 {
-            return Ok(());
+        match self.coming.get() {
+            0 => Ok(()),
+            _ => Err(on_their_way(&self.coming_names(true))),
         }
+    }
+
+    /// The same, but does not wait for those that a node has left when it died.
+    fn all_followed(&self) -> Result<(), String> {
+        match self.coming_names(false) {
+            names if self.coming.get() == 0 || names.is_empty() => Ok(()),
+            names => Err(on_their_way(&names)),
+        }
+    }
+
+    fn coming_names(&self, lost: bool) -> Vec<String> {
         let all = self.all.borrow();
         let comes = |disk: &&Disk| match &disk.serving {
             Ok(serving) => serving.target.holds(),
-            Err(Absent::Follows | Absent::Lost | Absent::Leaves(None)) => true,
+            Err(Absent::Follows | Absent::Leaves(None)) => true,
+            Err(Absent::Lost) => lost,
             Err(_) => false,
         };
-        let names: Vec<_> = all.iter().filter(comes).map(|disk| &*disk.spec.name).collect();
-        let names = names.join(", ");
-        Err(format!("disks are still on their way from the previous node: {names}"))
+        all.iter().filter(comes).map(|disk| disk.spec.name.clone()).collect()
     }
 
     /// Waits until no change is being made, for at most `ns`.
@@ -557,6 +568,10 @@ pub(crate) fn options(spec: &DiskSpec, nth: usize) -> TargetOptions {
         first_core: nth,
         on_error: spec.on_error.into(),
     }
+}
+
+fn on_their_way(names: &[String]) -> String {
+    format!("disks are still on their way from the previous node: {}", names.join(", "))
 }
 
 #[cfg(test)]

@@ -45,6 +45,8 @@ use crate::mutant::{self, Mutant};
 
 /// How long the requests of a disk may take to end before a switch.
 const QUIESCE_NS: u64 = 2_000_000_000;
+/// How long the new device may take for the rest, while the guest waits.
+const SWITCH_NS: u64 = 10_000_000_000;
 /// Pause before another attempt to switch, and between two rounds of a move that is ready.
 const AGAIN_NS: u64 = 100_000_000;
 /// The same, while a guest's machine moves to another node and stops at any moment.
@@ -764,6 +766,7 @@ impl Disks {
                     }
                 }
                 Err(Switch::Undecided) => return Err(Stop::Undecided),
+                Err(Switch::Failed(_)) if moving.is_stopped() => return Err(moving.stop()),
                 Err(Switch::Failed(error)) => return Err(Stop::Failed(error)),
             }
         }
@@ -798,22 +801,37 @@ impl Disks {
     ) -> Result<(), Switch> {
         let resources = self.resources().map_err(Switch::Failed)?;
         // Most of it is durable before the guest has to wait.
-        copy.flush().await.map_err(|error| Switch::Failed(system(error.to_string())))?;
+        match unless_stopped(moving, copy.flush()).await {
+            Ok(()) => {}
+            Err(Stop::Failed(error)) => return Err(Switch::Failed(error)),
+            Err(_) => return Err(Switch::Later(system("the move ends"))),
+        }
         let fatal = Cell::new(false);
         let then = async || {
-            let failed = |error: bdev::Error| {
+            let failed = |why: Error| {
                 fatal.set(true);
-                system(error.to_string())
+                why
             };
             copy.be_gentle(false);
             copy.limit(0);
             if copy.left_bytes() > 4 * moving.rest_bytes.get() {
                 return Err(system(format!("the guest of disk {} has written much", spec.name)));
             }
-            while copy.left_bytes() > 0 && !mutant::is(Mutant::SwitchesBeforeTheLastBlock) {
-                copy.pass().await.map_err(failed)?;
+            let rest = async {
+                while copy.left_bytes() > 0 && !mutant::is(Mutant::SwitchesBeforeTheLastBlock) {
+                    copy.pass().await?;
+                }
+                copy.flush().await
+            };
+            match timeout(core, SWITCH_NS, unless_stopped(moving, rest)).await {
+                Ok(Ok(())) => {}
+                Ok(Err(Stop::Failed(error))) => return Err(failed(error)),
+                Ok(Err(_)) => return Err(failed(system("the move ends"))),
+                Err(_) => {
+                    let what = format!("disk {}: its new device takes too long", spec.name);
+                    return Err(failed(system(what)));
+                }
             }
-            copy.flush().await.map_err(failed)?;
             resources.moved(spec).await.inspect_err(|_| fatal.set(true))?;
             Ok(device.clone())
         };

@@ -6,7 +6,7 @@
 //! [`LocalResources`], on which the launcher works too.
 
 use std::cell::{Cell, RefCell};
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::future::Future;
 use std::os::fd::OwnedFd;
 use std::path::Path;
@@ -110,9 +110,8 @@ impl LocalResources {
     /// same name.
     pub fn disks(&self) -> Vec<Named> {
         let attached = self.state.as_ref().map(State::disks).unwrap_or_default();
-        let attached = attached
-            .into_iter()
-            .filter(|spec| self.asked.iter().all(|asked| asked.name != spec.name));
+        let asked: BTreeSet<_> = self.asked.iter().map(|spec| &spec.name).collect();
+        let attached = attached.into_iter().filter(|spec| !asked.contains(&spec.name));
         let all = self.asked.iter().cloned().map(|spec| (spec, false));
         all.chain(attached.map(|spec| (spec, true)))
             .map(|(spec, attached)| {
@@ -121,6 +120,12 @@ impl LocalResources {
                 Named { spec, attached, write_cache, transfer, stands_still: None }
             })
             .collect()
+    }
+
+    /// The disk of that name, if it is one of [`LocalResources::disks`].
+    pub fn disk(&self, name: &str) -> Option<DiskSpec> {
+        let asked = self.asked.iter().find(|spec| spec.name == name).cloned();
+        asked.or_else(|| self.state.as_ref()?.disk(name))
     }
 
     /// What the front ends at a socket were told, if known.

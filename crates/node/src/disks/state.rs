@@ -167,6 +167,11 @@ impl State {
         self.kept.borrow().disks.clone()
     }
 
+    /// The attached disk of that name.
+    pub fn disk(&self, name: &str) -> Option<DiskSpec> {
+        self.kept.borrow().disks.iter().find(|spec| spec.name == name).cloned()
+    }
+
     /// What the front ends at a socket were told of the write cache, if known.
     pub fn write_cache(&self, socket: &Path) -> Option<bool> {
         self.kept.borrow().write_cache.get(&name(socket)).copied()

@@ -13,7 +13,7 @@ use super::front_door::FrontDoor;
 use super::operators::Order;
 use super::store::{Kept, Store};
 use crate::disks::events::What;
-use crate::disks::protocol::{Hello, Named, Opened, ToLauncher, VERSION};
+use crate::disks::protocol::{Hello, Opened, ToLauncher, VERSION};
 use crate::disks::resources::remove;
 use crate::disks::spec::DiskSpec;
 use crate::disks::transfers::{Peer, Transfer};
@@ -96,7 +96,10 @@ impl Launcher {
             }
             // A move ends with its node; a successor that has failed had none.
             if Rc::ptr_eq(&launcher.current.borrow(), &node) {
-                launcher.targets.borrow_mut().clear();
+                for (disk, to) in launcher.targets.take() {
+                    let (uri, why) = (to.spec.uri, "its node has ended".to_owned());
+                    launcher.resources.events().note(What::MoveFailed { disk, uri, why });
+                }
             }
             let end = || launcher.core.process_end(node.pid.as_raw() as u32);
             if timeout(&launcher.core, END_NS, end()).await.is_err() {
@@ -291,8 +294,7 @@ impl Launcher {
                     return Err(unasked(&name, "forgotten"));
                 }
                 let open = self.open.borrow().get(&name).map(|open| open.spec.clone());
-                let known = || self.resources.disks().into_iter().map(|named| named.spec);
-                let spec = open.or_else(|| known().find(|spec| spec.name == name));
+                let spec = open.or_else(|| self.resources.disk(&name));
                 if let Some(spec) = spec {
                     self.resources.forget(&spec).await?;
                 }
@@ -438,8 +440,7 @@ impl Launcher {
                 _ => {}
             }
         }
-        let mut all = self.resources.disks().into_iter();
-        let known = all.find(|Named { spec, .. }| spec.name == name).map(|named| named.spec);
+        let known = self.resources.disk(name);
         // Without a state directory only the launcher remembers an attached disk.
         let open = || self.open.borrow().get(name).map(|open| open.spec.clone());
         known.or_else(open).ok_or_else(|| unasked(name, "opened"))

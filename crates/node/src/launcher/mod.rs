@@ -308,7 +308,11 @@ impl Launcher {
         // Whoever waits for the launcher's end may open the images.
         let node = self.current.borrow().clone();
         node.until_it_is_buried().await;
-        self.remove_names();
+        // A service manager starts the next launcher, which gets the connections from it.
+        let comes_again = matches!(status, WaitStatus::Signaled(..)) && self.store.is_some();
+        if !comes_again || self.stopping.get() {
+            self.remove_names();
+        }
         Ok(match status {
             WaitStatus::Exited(_, code) => code,
             WaitStatus::Signaled(_, signal, _) => {
