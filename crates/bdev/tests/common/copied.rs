@@ -3,7 +3,7 @@
 use std::cell::Cell;
 use std::rc::Rc;
 
-use bdev::{Bdev, BufIo, Copy, CopyTarget, DeviceTarget, Kind, Status, TaskChannel};
+use bdev::{Bdev, BufIo, Copy, CopyTarget, DeviceTarget, ErrorKind, Kind, Status, TaskChannel};
 use reactor::sim::{SimConfig, World};
 use reactor::{Class, Core};
 
@@ -59,10 +59,19 @@ pub fn target_of(core: &Core, device: &Bdev) -> Box<dyn CopyTarget> {
     Box::new(DeviceTarget::new(core, device).unwrap())
 }
 
+/// Opens a device whose last user the kernel may still be taking apart.
+async fn open(core: &Core, uri: &str) -> Bdev {
+    loop {
+        match Bdev::open(core, uri).await {
+            Err(error) if error.kind() == ErrorKind::Busy => core.sleep_ns(1_000_000).await,
+            opened => return opened.unwrap(),
+        }
+    }
+}
+
 /// Copies one device to the other.
 pub async fn copied(core: &Core, source: &str, target: &str) {
-    let (source, target) = (Bdev::open(core, source).await, Bdev::open(core, target).await);
-    let (source, target) = (source.unwrap(), target.unwrap());
+    let (source, target) = (open(core, source).await, open(core, target).await);
     let (from, to) =
         (TaskChannel::new(&source, core).unwrap(), TaskChannel::new(&target, core).unwrap());
     // Data and holes, and a target that has something else in some of both.
