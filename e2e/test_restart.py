@@ -39,6 +39,14 @@ def kill_and_wait(node):
     guest.wait_for("the next node", lambda: re.search(r"\bserving\b.* driver=", node.said()[said:]), 20)
 
 
+def kill_until_it_is_given_up(node):
+    """Kills each node soon after its start."""
+    with contextlib.suppress(AssertionError):
+        while node.process.poll() is None:
+            kill(node)
+            time.sleep(0.02)
+
+
 @contextlib.contextmanager
 def kills(*nodes, pause=(0.0, 0.4), seed=1):
     """Kills one of the nodes at random, again and again. They must not die too often to be started again."""
@@ -288,10 +296,7 @@ def test_disks_and_their_settings_come_back(tmp_path):
 
 def test_a_node_that_dies_again_and_again_is_given_up(tmp_path):
     with Node(tmp_path, specs=[spec(tmp_path, "a")]) as node:
-        with contextlib.suppress(AssertionError):
-            while node.process.poll() is None:
-                kill(node)
-                time.sleep(0.02)
+        kill_until_it_is_given_up(node)
         assert node.process.wait(20) == 128 + signal.SIGKILL
         assert re.search(r"starting it again.* pause_ms=3000", node.said()) and "giving up" in node.said()
         assert not (tmp_path / "a.sock").exists()

@@ -1,6 +1,5 @@
 """A launcher that is killed comes back by itself: the service manager has its connections, and neither QEMU nor the guest notices."""
 
-import contextlib
 import random
 import time
 
@@ -9,7 +8,7 @@ import pytest
 from manager import Managed
 from test_admin import spec
 from test_disks import both_forms, image
-from test_restart import TICK, kill, kill_and_wait
+from test_restart import TICK, kill_and_wait, kill_until_it_is_given_up
 
 
 @pytest.fixture
@@ -80,10 +79,8 @@ def test_launchers_that_are_killed_while_they_start_lose_nothing(managed, tmp_pa
 def test_the_manager_starts_a_node_again_that_was_given_up(managed, tmp_path):
     with machine(managed, tmp_path, mode="load", secs=20, mib=8) as vm:
         vm.wait_for(TICK)
-        while managed.process.poll() is None:
-            with contextlib.suppress(AssertionError):
-                kill(managed)
-            time.sleep(0.02)
+        kill_until_it_is_given_up(managed)
+        managed.process.wait(20)
         assert "giving up" in managed.said() and len(managed.manager.names()) == 1
         managed.start()
         vm.wait_for(r"GUEST LOAD OK", timeout=120)

@@ -44,6 +44,13 @@ impl Disk {
         Marks { dirty: &self.dirty, taken: &self.taken }
     }
 
+    /// Writes the data of the granule.
+    fn write(&self) {
+        self.marks().begin(0, 0);
+        self.data.store(1, Relaxed);
+        self.marks().end(&[(0, 0)]);
+    }
+
     /// Takes the mark of the granule and copies its data, if it is marked.
     fn copy(&self, copied: &mut u64) {
         let bits = self.marks().take(0);
@@ -60,11 +67,7 @@ fn no_completed_write_is_missed() {
         let disk = Disk::new(0);
         let writer = {
             let disk = disk.clone();
-            thread::spawn(move || {
-                disk.marks().begin(0, 0);
-                disk.data.store(1, Relaxed);
-                disk.marks().end(&[(0, 0)]);
-            })
+            thread::spawn(move || disk.write())
         };
         let mut copied = 0;
         disk.copy(&mut copied);
@@ -91,11 +94,7 @@ fn no_write_of_two_is_missed() {
         };
         let writer = {
             let disk = disk.clone();
-            thread::spawn(move || {
-                disk.marks().begin(0, 0);
-                disk.data.store(1, Relaxed);
-                disk.marks().end(&[(0, 0)]);
-            })
+            thread::spawn(move || disk.write())
         };
         let mut copied = 0;
         disk.copy(&mut copied);

@@ -137,30 +137,27 @@ fn wait(admin: &mut Admin, name: String, node: &NodeArgs) -> Result<(), Failure>
     let mut missing = 0;
     loop {
         let answer = admin.call(&Request::DiskMoves { name: Some(name.clone()) })?;
-        let Some(moving) = array(&answer, "moves").first().cloned() else {
-            missing += 1;
-            if missing > MISSING_MAX {
-                bar.finish_and_clear();
-                return Err(Failure::new(format!(
-                    "the move of disk {name} has ended with its node"
-                ))
-                .hint("millrace disk list shows the disk's device; begin the move again"));
-            }
-            std::thread::sleep(LOOK);
-            continue;
-        };
+        let moving = array(&answer, "moves").first().cloned().unwrap_or_default();
         let (left, copied) = (number(&moving, "left_bytes"), number(&moving, "copied_bytes"));
         bar.set_length(copied + left);
         bar.set_position(copied);
-        match moving["stage"].as_str() {
-            Some("ready") if moving["finishes"] == false => {}
-            Some("copying" | "ready" | "switching") => {
-                std::thread::sleep(LOOK);
-                continue;
+        let is_under_way = match moving["stage"].as_str() {
+            None => {
+                missing += 1;
+                missing <= MISSING_MAX
             }
-            _ => {}
+            Some("ready") => moving["finishes"] != false,
+            Some(stage) => ["copying", "switching"].contains(&stage),
+        };
+        if is_under_way {
+            std::thread::sleep(LOOK);
+            continue;
         }
         bar.finish_and_clear();
+        if moving.is_null() {
+            return Err(Failure::new(format!("the move of disk {name} has ended with its node"))
+                .hint("millrace disk list shows the disk's device; begin the move again"));
+        }
         if moving["stage"] == "aborted" {
             return Err(aborted(admin, &name));
         }

@@ -53,14 +53,9 @@ pub struct DirtyMap {
     granule: u64,
     /// Length of each row, in words of 64 bits.
     words: u64,
-    /// Where each row begins in `pages`: `dirty` and `taken`. There are so many words.
-    rows: [*const AtomicU64; 2],
+    /// The same with its padding, in bytes.
+    row_bytes: u64,
 }
-
-// SAFETY: as for `Pages`, into which the pointers lead.
-unsafe impl Send for DirtyMap {}
-// SAFETY: as above.
-unsafe impl Sync for DirtyMap {}
 
 /// Marks taken for up to 64 granules: bit `n` stands for the granule `first + n`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -104,7 +99,6 @@ impl Pages {
     }
 
     /// The `count` numbers from `offset` on; `None` if they do not lie in the mapping.
-    #[inline]
     fn numbers(&self, offset: u64, count: u64) -> Option<&[AtomicU64]> {
         let end = count.checked_mul(8)?.checked_add(offset)?;
         if end > self.len as u64 || !offset.is_multiple_of(8) {
@@ -235,8 +229,7 @@ impl DirtyMap {
         // SAFETY: the whole mapping, in whole pages, which is unmapped after the guard is dropped.
         // All accesses to it are atomic, and any word may become zero.
         let guard = unsafe { Guard::new(pages.base, len.next_multiple_of(PAGE) as usize) };
-        let mut map =
-            DirtyMap { guard, pages, file, granule: 0, words: 0, rows: [std::ptr::null(); 2] };
+        let mut map = DirtyMap { guard, pages, file, granule: 0, words: 0, row_bytes: 0 };
         let header = |at: usize| map.number(at);
         if header(at::MAGIC) != MAGIC {
             return Err(wrong("the file is not a bitmap or is incomplete: remove it"));
@@ -245,14 +238,11 @@ impl DirtyMap {
             return Err(wrong("the bitmap has another version"));
         }
         let (granule, words) = (header(at::GRANULE), header(at::WORDS));
-        let damaged = || wrong("the bitmap is damaged: remove it");
-        let second = row(words).and_then(|row| row.checked_add(PAGE)).ok_or_else(damaged)?;
-        let rows = [PAGE, second].map(|at| map.pages.numbers(at, words).map(<[_]>::as_ptr));
-        let [Some(dirty), Some(taken)] = rows else { return Err(damaged()) };
-        if !granule.is_power_of_two() || words == 0 || map.is_lost() {
-            return Err(damaged());
+        let whole = file_len(words).is_some_and(|needed| needed <= len);
+        if !granule.is_power_of_two() || words == 0 || !whole || map.is_lost() {
+            return Err(wrong("the bitmap is damaged: remove it"));
         }
-        (map.granule, map.words, map.rows) = (granule, words, [dirty, taken]);
+        (map.granule, map.words, map.row_bytes) = (granule, words, row(words).unwrap_or(0));
         Ok(map)
     }
 
@@ -274,11 +264,14 @@ impl DirtyMap {
 
     #[inline(always)]
     fn marks(&self) -> Marks<'_> {
-        // SAFETY: `map` has found that each row has so many numbers in the mapping, which lives as
-        // long as this value. All accesses to it are atomic.
-        let row = |at| unsafe { std::slice::from_raw_parts(at, self.words as usize) };
-        let [dirty, taken] = self.rows;
-        Marks { dirty: row(dirty), taken: row(taken) }
+        let row = |at: u64| {
+            let first = self.pages.base.wrapping_add(at as usize).cast();
+            // SAFETY: `map` has found that the file's pages up to the end of the second row lie in
+            // the mapping, which lives as long as this value. Each row begins with a page. All
+            // accesses to it are atomic.
+            unsafe { std::slice::from_raw_parts(first, self.words as usize) }
+        };
+        Marks { dirty: row(PAGE), taken: row(PAGE + self.row_bytes) }
     }
 
     #[inline(always)]

@@ -59,19 +59,20 @@ pub fn target_of(core: &Core, device: &Bdev) -> Box<dyn CopyTarget> {
     Box::new(DeviceTarget::new(core, device).unwrap())
 }
 
-/// Opens a device whose last user the kernel may still be taking apart.
-async fn open(core: &Core, uri: &str) -> Bdev {
+/// Opens a device that the kernel may still be using for a process that has ended. The lock is held
+/// until that is done.
+pub async fn open_when_free(core: &Core, uri: &str) -> Bdev {
     loop {
         match Bdev::open(core, uri).await {
             Err(error) if error.kind() == ErrorKind::Busy => core.sleep_ns(1_000_000).await,
-            opened => return opened.unwrap(),
+            bdev => return bdev.unwrap(),
         }
     }
 }
 
 /// Copies one device to the other.
 pub async fn copied(core: &Core, source: &str, target: &str) {
-    let (source, target) = (open(core, source).await, open(core, target).await);
+    let (source, target) = (open_when_free(core, source).await, open_when_free(core, target).await);
     let (from, to) =
         (TaskChannel::new(&source, core).unwrap(), TaskChannel::new(&target, core).unwrap());
     // Data and holes, and a target that has something else in some of both.

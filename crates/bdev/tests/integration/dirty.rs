@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use crate::common::copied::open_when_free;
 use crate::common::{Disk, Guest, Place, config, quoted};
 use bdev::{Bdev, Copy, DeviceTarget, DirtyMap, ErrorKind, Kind, Parts, Status, Taken};
 use reactor::{Core, DriverKind, run};
@@ -144,17 +145,6 @@ fn an_invalid_bitmap_is_refused_and_left_as_it_is() {
 }
 
 const BLOCKS: u64 = SIZE / 4096;
-
-/// Opens a device that the kernel may still be using for a process that has ended. The lock is held
-/// until that is done.
-async fn open_when_free(core: &Core, uri: &str) -> Bdev {
-    loop {
-        match Bdev::open(core, uri).await {
-            Err(error) if error.kind() == ErrorKind::Busy => core.sleep_ns(1_000_000).await,
-            bdev => return bdev.unwrap(),
-        }
-    }
-}
 
 /// How long anything may take.
 const PATIENCE: Duration = Duration::from_secs(60);
