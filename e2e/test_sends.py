@@ -213,25 +213,35 @@ def test_a_disk_of_the_configuration_is_not_sent(tmp_path):
 
 
 def test_limits_travel(nodes, tmp_path):
+    """As they are when the disk is given: until then operators change them at the source."""
     here, there = nodes
-    here.attach("mem:8M")
-    here.attach("mem:8M", "b")
-    here.do("limit", "a", "iops=1234", "bytes=5M", "burst=2s")
+    for name in "abc":
+        here.attach("mem:8M", name)
+        there.awaits("mem:8M", name)
+    here.do("limit", "a", "iops=99", "bytes=5M", "burst=2s")
     here.do("limit", "b", "iops=99")
-    there.awaits("mem:8M")
-    there.awaits("mem:8M", "b")
-    there.do("limit", "b", "iops=77")
-    for name in "ab":
-        here.send(there, name, FINISH)
+    here.do("limit", "c", "group=tenant")
+    here.do("limit", "--group", "tenant", "iops=3000")
+    there.do("limit", "b", "iops=77", "group=own")
+    for name in "abc":
+        here.send(there, name, "--background")
+        here.until("ready", disk=name)
+    here.do("limit", "a", "iops=1234")
+    here.do("limit", "b", "group=tenant")
+    there.kill_node()
+    for name in "abc":
+        here.do("move", name, FINISH)
+        here.until("done", disk=name)
 
-    def limits():
-        return {disk["name"]: disk for disk in json.loads(there.do("limit", "--json"))["disks"]}
+    def limits(kind="disks"):
+        return {limited["name"]: limited for limited in json.loads(there.do("limit", "--json"))[kind]}
 
-    came = guest.wait_for("the limits", lambda: limits().get("a"))
-    assert (came["iops"], came["bytes_per_second"], came["burst_ns"]) == (1234, 5 * MIB, 2_000_000_000)
-    assert limits()["b"]["iops"] == 77, "a disk that has limits there keeps them"
-    there.restart()
-    assert limits()["a"]["iops"] == 1234
+    for _ in range(2):
+        came = limits()
+        assert (came["a"]["iops"], came["a"]["bytes_per_second"], came["a"]["burst_ns"]) == (1234, 5 * MIB, 2_000_000_000)
+        assert (came["b"]["iops"], came["b"]["group"]) == (77, "own"), "a disk that has limits there keeps them"
+        assert (came["c"]["group"], limits("groups")["tenant"]["iops"]) == ("tenant", 3000)
+        there.restart()
 
 
 def test_many_disks_move_at_once(nodes, tmp_path, long):

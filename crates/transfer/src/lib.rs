@@ -27,7 +27,7 @@ pub use sender::{Dial, Sender};
 pub use server::{Boxed, Destination, Destinations, Refusal, Server};
 pub use shape::Shape;
 pub use tls::{Identity, IdentityFault, IdentityFiles};
-pub use wire::{Hello, Limits, PIECE_BYTES_MAX, Stage, VERSION, Welcome};
+pub use wire::{Belongings, Hello, Limits, PIECE_BYTES_MAX, Stage, VERSION, Welcome};
 
 #[cfg(feature = "testing")]
 #[doc(hidden)]

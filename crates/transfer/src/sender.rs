@@ -17,7 +17,7 @@ use reactor::{
 use crate::link::{Broken, Link, Received};
 use crate::tls::Identity;
 use crate::wire::{
-    Frame, Hello, Kind, Outcome, PIECE_BYTES_MAX, VERSION, Violation, Welcome, hash,
+    Belongings, Frame, Hello, Kind, Outcome, PIECE_BYTES_MAX, VERSION, Violation, Welcome, hash,
 };
 
 /// How long making a connection may take, to the destination's first answer.
@@ -176,14 +176,14 @@ impl Sender {
         self.inner.compares.set(compares);
     }
 
-    /// Gives the disk to the destination, which has all of it. The guest has switched its write
-    /// cache off if it `writes_through`. Suspends.
+    /// Gives the disk to the destination, which has all of it. Suspends.
     ///
     /// # Errors
     /// Why the destination does not take it.
-    pub async fn own(&self, writes_through: bool) -> Result<(), String> {
+    pub async fn own(&self, belongings: &Belongings) -> Result<(), String> {
         self.inner.given.set(true);
-        self.inner.ask(Kind::Own, writes_through.into()).await.map(drop)
+        let text = serde_json::to_vec(belongings).map_err(|error| error.to_string())?;
+        self.inner.ask(Kind::Own, text).await.map(drop)
     }
 
     /// Takes the disk back. Returns false if the guest has begun to use it there. Suspends.
@@ -192,7 +192,7 @@ impl Sender {
     /// Why the destination does not give it.
     pub async fn take_back(&self) -> Result<bool, String> {
         self.inner.given.set(true);
-        let back = self.inner.ask(Kind::Return, 0).await? != Outcome::Begun;
+        let back = self.inner.ask(Kind::Return, Vec::new()).await? != Outcome::Begun;
         self.inner.given.set(!back);
         Ok(back)
     }
@@ -202,7 +202,7 @@ impl Sender {
     /// # Errors
     /// When it fails there.
     pub async fn abandon(&self) -> Result<(), String> {
-        self.inner.ask(Kind::Abandon, 0).await.map(drop)
+        self.inner.ask(Kind::Abandon, Vec::new()).await.map(drop)
     }
 
     /// Ends the connection: no request succeeds any more.
@@ -294,9 +294,9 @@ impl Inner {
     }
 
     /// A request about the disk as a whole.
-    async fn ask(&self, kind: Kind, len: u64) -> Result<Outcome, String> {
-        let none = Payload::Bytes(Vec::new());
-        let Answer { outcome, text } = self.request(kind, 0, len, none).await;
+    async fn ask(&self, kind: Kind, payload: Vec<u8>) -> Result<Outcome, String> {
+        let payload = Payload::Bytes(payload);
+        let Answer { outcome, text } = self.request(kind, 0, 0, payload).await;
         match outcome {
             Outcome::Failed | Outcome::Later => Err(text),
             outcome => Ok(outcome),

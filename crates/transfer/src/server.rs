@@ -18,8 +18,8 @@ use reactor::{Buf, Class, Core, Event, Listener, OwnedTask, Socket, timeout};
 use crate::link::{Broken, Link, Received};
 use crate::tls::Identity;
 use crate::wire::{
-    Frame, Hello, Kind, Outcome, PIECE_BYTES_MAX, Stage, TEXT_BYTES_MAX, VERSION, Violation,
-    Welcome, hash,
+    Belongings, Frame, Hello, Kind, Outcome, PIECE_BYTES_MAX, Stage, TEXT_BYTES_MAX, VERSION,
+    Violation, Welcome, hash,
 };
 
 /// Maximum number of connections.
@@ -71,9 +71,8 @@ pub trait Destination {
     /// What a source is told of it.
     fn welcome(&self) -> Welcome;
 
-    /// The source gives the disk, all of which is here and durable. The guest has switched its
-    /// write cache off if it `writes_through`. Suspends until that is stored.
-    fn own(&self, writes_through: bool) -> Boxed<'_, Result<(), String>>;
+    /// The source gives the disk, all of which is here and durable. Suspends until that is stored.
+    fn own(&self, belongings: Belongings) -> Boxed<'_, Result<(), String>>;
 
     /// The source wants it back. Returns false if the guest has begun to use it; else it does not
     /// begin any more. Suspends until that is stored.
@@ -313,7 +312,7 @@ impl Connection {
             let Frame { kind, id, .. } = received.frame;
             if let Kind::Own | Kind::Return | Kind::Abandon = kind {
                 self.done.wait_until(|| self.requests.get() == 0).await;
-                let (outcome, text) = decide(&received.frame, &*destination).await;
+                let (outcome, text) = decide(&received, &*destination).await;
                 self.answer(id, outcome, &text);
                 continue;
             }
@@ -443,9 +442,12 @@ impl Connection {
 }
 
 /// Executes a request about the disk as a whole. Suspends.
-async fn decide(frame: &Frame, destination: &dyn Destination) -> (Outcome, String) {
-    outcome(match frame.kind {
-        Kind::Own => destination.own(frame.len > 0).await,
+async fn decide(received: &Received, destination: &dyn Destination) -> (Outcome, String) {
+    outcome(match received.frame.kind {
+        Kind::Own => match serde_json::from_slice(&received.payload) {
+            Ok(belongings) => destination.own(belongings).await,
+            Err(_) => Err(Violation::Text.to_string()),
+        },
         Kind::Return => match destination.give_back().await {
             Ok(false) => return (Outcome::Begun, String::new()),
             given => given.map(drop),

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use crate::shape::Shape;
 
 /// The version of the protocol.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 /// The longest piece of data in one request, in bytes.
 pub const PIECE_BYTES_MAX: u32 = 1 << 20;
 /// The longest text, in bytes.
@@ -32,7 +32,7 @@ pub(crate) enum Kind {
     Compare,
     /// All of it is to be durable.
     Flush,
-    /// The disk is whole, and the destination's from now on.
+    /// The disk is whole, and the destination's from now on: [`Belongings`].
     Own,
     /// The source wants the disk back.
     Return,
@@ -93,7 +93,7 @@ impl Kind {
     /// The least and the most bytes of a payload.
     fn payload_bytes(self) -> (u32, u32) {
         match self {
-            Kind::Hello => (1, TEXT_BYTES_MAX),
+            Kind::Hello | Kind::Own => (1, TEXT_BYTES_MAX),
             Kind::Write => (1, PIECE_BYTES_MAX),
             Kind::Compare => (HASH_BYTES, HASH_BYTES),
             Kind::Reply(_) => (0, TEXT_BYTES_MAX),
@@ -195,15 +195,32 @@ pub(crate) fn hash(data: &[u8]) -> [u8; HASH_BYTES as usize] {
     twox_hash::XxHash3_128::oneshot(data).to_le_bytes()
 }
 
-/// The limits of a disk.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+/// The limits of a disk or of a group of disks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Limits {
     /// Requests per second; 0 is no limit.
+    #[serde(default)]
     pub iops: u64,
     /// Bytes per second; 0 is no limit.
+    #[serde(default)]
     pub bytes_per_second: u64,
-    /// What may be saved, in nanoseconds of the rate.
+    /// What may be saved, in nanoseconds of the rate; 0 is the default.
+    #[serde(default)]
     pub burst_ns: u64,
+}
+
+/// What goes along with a disk that is given, beside its data.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Belongings {
+    /// The guest has switched its write cache off.
+    #[serde(default)]
+    pub writes_through: bool,
+    /// Its own limits.
+    #[serde(default)]
+    pub limits: Limits,
+    /// The name of its group, and the limits of that.
+    #[serde(default)]
+    pub group: Option<(String, Limits)>,
 }
 
 /// What the source says first.
@@ -221,9 +238,6 @@ pub struct Hello {
     /// not know the move must not take it.
     #[serde(default)]
     pub given: bool,
-    /// The limits of the disk, if it has any.
-    #[serde(default)]
-    pub limits: Option<Limits>,
 }
 
 /// How far the destination is.
@@ -261,6 +275,7 @@ pub fn fuzz(bytes: &[u8]) {
         let _ = check(header, payload);
         let _ = serde_json::from_slice::<Hello>(payload);
         let _ = serde_json::from_slice::<Welcome>(payload);
+        let _ = serde_json::from_slice::<Belongings>(payload);
     }
 }
 

@@ -9,8 +9,8 @@ use bdev::{Bdev, BufIo, Copy, Kind, Status, TaskChannel};
 use reactor::sim::{Rng, SimConfig, World};
 use reactor::{Class, Core, timeout};
 use transfer::{
-    Boxed, Destination, Destinations, Hello, Refusal, Sender, Server, Shape, Stage, VERSION,
-    Welcome,
+    Belongings, Boxed, Destination, Destinations, Hello, Refusal, Sender, Server, Shape, Stage,
+    VERSION, Welcome,
 };
 
 const SIZE: u64 = 4 << 20;
@@ -61,7 +61,7 @@ impl Destination for Handle {
         Welcome { version: VERSION, incarnation: incarnation.get(), stage: stage.get() }
     }
 
-    fn own(&self, _: bool) -> Boxed<'_, Result<(), String>> {
+    fn own(&self, _: Belongings) -> Boxed<'_, Result<(), String>> {
         self.0.stage.set(Stage::Whole);
         Box::pin(async { Ok(()) })
     }
@@ -104,7 +104,6 @@ fn hello(disk: &str, device: &Bdev) -> Hello {
         transfer: 7,
         shape: Shape::of(&device.geometry()),
         given: false,
-        limits: None,
     }
 }
 
@@ -217,13 +216,13 @@ fn moved(seed: u64) -> (u64, u64) {
                 sender.compare(true);
                 copy.begin().await.unwrap();
             }
-            sender.own(false).await.unwrap();
+            sender.own(&Belongings::default()).await.unwrap();
             assert_eq!(disk.stage.get(), Stage::Whole);
             assert!(all(&core, &source).await == all(&core, &disk.device).await, "they differ");
             // It is the destination's, unless the guest has not begun.
             assert!(copy_fails(&core, &sender).await);
             assert_eq!(sender.take_back().await, Ok(true));
-            sender.own(false).await.unwrap();
+            sender.own(&Belongings::default()).await.unwrap();
             disk.stage.set(Stage::Begun);
             assert_eq!(sender.take_back().await, Ok(false));
         }
@@ -258,7 +257,7 @@ fn a_destination_says_why_it_takes_no_disk() {
         let (disk, _server) = waiting(&core, "mem:4M").await;
         let never = sender(&core, "b", &source);
         assert_eq!(never.welcome(true).await.unwrap_err(), "there is no disk b");
-        assert_eq!(never.own(false).await.unwrap_err(), "there is no disk b");
+        assert_eq!(never.own(&Belongings::default()).await.unwrap_err(), "there is no disk b");
         let later = sender(&core, "c", &source);
         assert_eq!(later.welcome(false).await.unwrap_err(), "the node is starting");
         assert_eq!(disk.begins.get(), 0);

@@ -1,4 +1,5 @@
-//! Changes of the disks while the node runs, one at a time.
+//! Changes of the disks while the node runs: of each disk one at a time, whatever happens to
+//! others.
 
 use std::rc::Rc;
 
@@ -15,6 +16,25 @@ use crate::size::Size;
 /// How often a detached disk is polled whose requests wait for the predecessor, in nanoseconds.
 const HOLDS_NS: u64 = 1_000_000;
 
+/// A disk that is being attached, as long as this lives: its name and its socket are taken.
+pub(super) struct Attaching<'a> {
+    disks: &'a Disks,
+    name: &'a str,
+}
+
+impl<'a> Attaching<'a> {
+    pub(super) fn new(disks: &'a Disks, spec: &'a DiskSpec) -> Attaching<'a> {
+        disks.attaching.borrow_mut().push(spec.clone());
+        Attaching { disks, name: &spec.name }
+    }
+}
+
+impl Drop for Attaching<'_> {
+    fn drop(&mut self) {
+        self.disks.attaching.borrow_mut().retain(|spec| spec.name != self.name);
+    }
+}
+
 /// The outcome of a detach.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Detached {
@@ -24,25 +44,41 @@ pub(crate) struct Detached {
     pub under_way: bool,
 }
 
+/// What a change is of.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Subject {
+    Disk(String),
+    /// The limits of all disks and groups. Who changes a disk's takes the disk first.
+    Limits,
+}
+
 /// The right to make a change.
-pub(super) struct Change<'a>(&'a Disks);
+pub(super) struct Change<'a> {
+    disks: &'a Disks,
+    subject: Subject,
+}
 
 impl Drop for Change<'_> {
     fn drop(&mut self) {
-        self.0.changing.set(false);
-        self.0.changed.notify_all();
+        self.disks.changing.borrow_mut().remove(&self.subject);
+        self.disks.changed.notify_all();
     }
 }
 
 impl Disks {
-    /// Waits for the change before this one.
-    pub(super) async fn change(&self) -> Result<Change<'_>, Error> {
-        self.changed.wait_until(|| !self.changing.get()).await;
-        if self.ended.get() {
+    /// Waits for the change of a disk before this one.
+    pub(super) async fn change(&self, name: &str) -> Result<Change<'_>, Error> {
+        self.change_of(Subject::Disk(name.to_owned())).await
+    }
+
+    async fn change_of(&self, subject: Subject) -> Result<Change<'_>, Error> {
+        let is_free = || !self.handing_over.get() && !self.changing.borrow().contains(&subject);
+        self.changed.wait_until(is_free).await;
+        if self.ended.get() || self.left.get() {
             return Err(ends());
         }
-        self.changing.set(true);
-        Ok(Change(self))
+        self.changing.borrow_mut().insert(subject.clone());
+        Ok(Change { disks: self, subject })
     }
 
     /// Ends a detached disk. A device that takes longer than [`STOP_NS`] is abandoned; the disk is
@@ -83,7 +119,7 @@ impl Disks {
     /// # Errors
     /// When its name or socket is taken, or it cannot be served or stored.
     pub async fn attach(&self, core: &Core, spec: DiskSpec, incoming: bool) -> Result<bool, Error> {
-        let _change = self.change().await?;
+        let _change = self.change(&spec.name).await?;
         let usage = |what| Error::new(Kind::Usage, what);
         let resources = self.resources()?;
         if !resources.may_attach() {
@@ -97,6 +133,7 @@ impl Disks {
         }
         self.check_free(&spec)?;
         let mut specs: Vec<_> = self.all.borrow().iter().map(|disk| disk.spec.clone()).collect();
+        specs.extend(self.attaching.borrow().iter().cloned());
         if specs.len() == DISKS_MAX {
             return Err(usage(format!("a node has at most {DISKS_MAX} disks")));
         }
@@ -112,6 +149,7 @@ impl Disks {
             return Err(usage("a disk that comes from another node is locked all the time".into())
                 .hint("attach it with lock=on"));
         }
+        let _attaching = Attaching::new(self, &spec);
         // Before it is served, and also if it was left by an attach that has failed.
         let transfer = incoming.then_some(Transfer::Incoming { id: None });
         self.keep_transfer(&spec.name, transfer).await?;
@@ -136,7 +174,11 @@ impl Disks {
             return Err(error);
         }
         let (disk, uri) = (spec.name.clone(), spec.uri.clone());
-        self.all.borrow_mut().push(Disk { spec, attached: true, serving: Ok(serving) });
+        self.all.borrow_mut().push(Disk {
+            spec: spec.clone(),
+            attached: true,
+            serving: Ok(serving),
+        });
         self.report(core, What::Attached { disk, uri });
         Ok(resources.remembers())
     }
@@ -168,7 +210,7 @@ impl Disks {
         name: &str,
         force: bool,
     ) -> Result<Detached, Error> {
-        let change = self.change().await?;
+        let change = self.change(name).await?;
         let at = self.find(name)?;
         self.unless_moving(name)?;
         let (spec, attached) = {
@@ -261,20 +303,31 @@ impl Disks {
         core: &Core,
         change: &LimitChange,
     ) -> Result<AllLimits, Error> {
-        let _change = self.change().await?;
-        // Disks that come bring their limits along. One that is lost finds its own when it is
-        // opened.
-        self.all_followed().map_err(|why| Error::new(Kind::System, why))?;
-        if let Some(name) = &change.name {
-            let at = self.find(name)?;
-            if let Err(why @ Absent::Leaves(_)) = &self.all.borrow()[at].serving {
-                return Err(Error::new(Kind::Usage, format!("disk {name}: {why}")));
-            }
+        let _of_disk = match &change.name {
+            Some(name) => Some(self.change(name).await?),
+            None => None,
+        };
+        let _change = self.change_of(Subject::Limits).await?;
+        // Disks that follow bring their limits along, and those of their groups. One that is lost
+        // finds its own when it is opened.
+        match &change.name {
+            None => self.all_followed().map_err(|why| Error::new(Kind::System, why))?,
+            Some(name) => match &self.all.borrow()[self.find(name)?].serving {
+                Err(why @ Absent::Leaves(_)) => {
+                    return Err(Error::new(Kind::Usage, format!("disk {name}: {why}")));
+                }
+                Err(why @ Absent::Follows) => {
+                    return Err(Error::new(Kind::System, format!("disk {name}: {why}")));
+                }
+                _ => {}
+            },
         }
-        let mut limits = self.limits();
-        limits.change(change).map_err(|what| Error::new(Kind::Usage, what))?;
+        self.limits().change(change).map_err(|what| Error::new(Kind::Usage, what))?;
         self.resources()?.change_limits(change).await?;
-        self.limits.replace(limits.clone());
+        // Meanwhile disks may have gone, or come with their limits.
+        let changed = self.limits.borrow_mut().change(change);
+        changed.map_err(|what| Error::new(Kind::Usage, what))?;
+        let limits = self.limits();
         let (disk, group) = (change.name.clone(), change.group.clone());
         // A disk's group is one of its limits.
         let group = group.filter(|_| disk.is_none());
@@ -321,7 +374,7 @@ impl Disks {
         if stands_still().is_none() {
             return Ok(false);
         }
-        let _change = self.change().await?;
+        let _change = self.change(name).await?;
         let Some(spec) = stands_still() else { return Ok(false) };
         let serving = self.serve(core, &spec).await?;
         self.with(name, |disk| disk.serving = Ok(serving));
@@ -351,7 +404,7 @@ impl Disks {
         size_bytes: u64,
         shrink: bool,
     ) -> Result<u64, Error> {
-        let _change = self.change().await?;
+        let _change = self.change(name).await?;
         let target = self.target(name)?;
         self.unless_moving(name)?;
         self.unless_elsewhere(name)?;

@@ -5,7 +5,7 @@
 //! `space` and `export` (for NBD clients) continue the methods of [`Disks`].
 //!
 //! Disks configured at the start come first; attached ones come back from the state directory after
-//! them. One change is made at a time.
+//! them. Of each disk one change is made at a time; no disk waits for another's device.
 
 pub(crate) mod arrivals;
 mod changes;
@@ -30,6 +30,8 @@ use std::rc::Rc;
 use bdev::Bdev;
 use reactor::{Class, Core, Event, JoinHandle, join_all, timeout};
 use vhost::{Target, TargetOptions};
+
+use changes::Subject;
 
 pub(crate) use changes::Detached;
 
@@ -120,8 +122,11 @@ pub(crate) struct Disks {
     /// The number of disks there ever were: disks begin on the cores in turn.
     begun: Cell<usize>,
     limits: RefCell<AllLimits>,
-    changing: Cell<bool>,
-    /// The current change is an upgrade.
+    /// What is being changed.
+    changing: RefCell<BTreeSet<Subject>>,
+    /// Disks that are being attached.
+    attaching: RefCell<Vec<DiskSpec>>,
+    /// An upgrade is under way: nothing is changed.
     handing_over: Cell<bool>,
     /// Detached disks that have yet to end here.
     ending: Cell<usize>,
@@ -269,14 +274,21 @@ impl Disks {
     /// Starts the disks that a changed configuration has named since the start; logs those that
     /// cannot be started. Suspends.
     pub async fn start_others(&self, core: &Core) {
-        let Ok(_change) = self.change().await else { return };
         let Some(resources) = &self.resources else { return };
         let named = match resources.disks().await {
             Ok(named) => named,
             Err(error) => return tracing::error!("cannot list the disks: {error}"),
         };
-        for Named { spec, attached, stands_still, .. } in named {
-            if self.find(&spec.name).is_ok() || stands_still.is_some() {
+        // A disk that is being attached is listed, too.
+        let missing = |named: &Named| {
+            let name = &named.spec.name;
+            let attaches = self.attaching.borrow().iter().any(|spec| spec.name == *name);
+            named.stands_still.is_none() && self.find(name).is_err() && !attaches
+        };
+        let missing: Vec<_> = named.into_iter().filter(missing).collect();
+        for Named { spec, attached, .. } in missing {
+            let Ok(_change) = self.change(&spec.name).await else { return };
+            if self.find(&spec.name).is_ok() {
                 continue;
             }
             let serving = self.serve(core, &spec).await.map_err(|error| {
@@ -426,7 +438,8 @@ impl Disks {
 
     /// Waits until no change is being made, for at most `ns`.
     pub async fn unchanged(&self, core: &Core, ns: u64) {
-        let _ = timeout(core, ns, self.changed.wait_until(|| !self.changing.get())).await;
+        let unchanged = || self.changing.borrow().is_empty();
+        let _ = timeout(core, ns, self.changed.wait_until(unchanged)).await;
     }
 
     /// The served disks. No change is made from now on until [`Disks::resume`].
@@ -440,10 +453,18 @@ impl Disks {
             let names = moving.join(", ");
             return Err(format!("disks are being moved, which ends with this node: {names}"));
         }
-        if self.ended.get() || self.changing.replace(true) {
-            return Err("the disks are being changed".to_owned());
+        if self.ended.get() {
+            return Err("this node is ending".to_owned());
         }
-        self.handing_over.set(true);
+        if let Some(subject) = self.changing.borrow().first() {
+            return Err(match subject {
+                Subject::Disk(name) => format!("disk {name} is being changed"),
+                Subject::Limits => "limits are being changed".to_owned(),
+            });
+        }
+        if self.handing_over.replace(true) {
+            return Err("the disks are being handed over".to_owned());
+        }
         let all = self.all.borrow();
         let served = all.iter().filter_map(|disk| {
             let target = disk.serving.as_ref().ok()?.target.clone();
@@ -457,7 +478,6 @@ impl Disks {
     /// Admits changes again.
     pub fn resume(&self) {
         self.handing_over.set(false);
-        self.changing.set(false);
         self.changed.notify_all();
     }
 
@@ -542,7 +562,7 @@ impl Disks {
                 resources.close(&spec).await;
             }
         }
-        let idle = || !self.changing.get() && self.ending.get() == 0;
+        let idle = || self.changing.borrow().is_empty() && self.ending.get() == 0;
         let ns = until_ns.saturating_sub(core.now_ns());
         let _ = timeout(core, ns, self.changed.wait_until(idle)).await;
     }
@@ -578,7 +598,9 @@ fn on_their_way(names: &[String]) -> String {
 mod tests {
     use reactor::sim::{SimConfig, World};
 
+    use super::changes::Attaching;
     use super::*;
+    use crate::disks::limits::LimitChange;
     use crate::disks::resources::LocalResources;
 
     #[test]
@@ -620,15 +642,34 @@ mod tests {
             }
             assert!(disks.target("t").is_ok() && disks.all_came().is_ok());
 
+            // While a change of one disk hangs, the others are changed.
+            let hangs = disks.change("other").await.unwrap();
+            assert_eq!(disks.resize(&core, "t", 2 << 20, false).await.unwrap(), 1 << 20);
+            let iops =
+                LimitChange { name: Some("t".into()), iops: Some(9), ..LimitChange::default() };
+            assert_eq!(disks.change_limits(&core, &iops).await.unwrap().of_disk("t").iops, 9);
+            drop(hangs);
+            let hangs = disks.change("t").await.unwrap();
+            let again = timeout(&core, 1_000_000, disks.resize(&core, "t", 3 << 20, false));
+            assert!(again.await.is_err(), "two changes of one disk at once");
+            drop(hangs);
+            // A disk that is being attached has its socket, too.
+            let v = spec("v");
+            let hanging = Attaching::new(&disks, &v);
+            let twin = DiskSpec { socket: spec("v").socket, ..spec("w") };
+            let error = disks.attach(&core, twin, false).await.unwrap_err().to_string();
+            assert!(error.contains("v.sock"), "{error}");
+            drop(hanging);
+
             // A change under way, such as the launcher's own right after an upgrade.
             let (changing, clock) = (disks.clone(), core.clone());
             let change = core.spawn(Class::Control, async move {
-                let _change = changing.change().await.unwrap();
+                let _change = changing.change("t").await.unwrap();
                 clock.sleep_ns(20_000_000).await;
             });
             core.sleep_ns(1_000_000).await;
             disks.unchanged(&core, 5_000_000).await;
-            assert_eq!(disks.to_hand_over().err().unwrap(), "the disks are being changed");
+            assert_eq!(disks.to_hand_over().err().unwrap(), "disk t is being changed");
             disks.unchanged(&core, 1_000_000_000).await;
             assert_eq!(disks.to_hand_over().unwrap().len(), 1);
             change.await;

@@ -286,7 +286,7 @@ impl Disks {
         finish: bool,
     ) -> Result<Value, Error> {
         let usage = |what: String| Error::new(Kind::Usage, what);
-        let _change = self.change().await?;
+        let _change = self.change(name).await?;
         let target = self.target(name)?;
         self.may_move(name, &target)?;
         self.unless_configured(name)?;
@@ -582,7 +582,7 @@ impl Disks {
         moving: &Move,
         then: impl AsyncFnOnce() -> Result<Bdev, Error>,
     ) -> Result<(), Error> {
-        let _change = self.change().await?;
+        let _change = self.change(name).await?;
         // NBD clients write past the rings. They may come back afterwards.
         self.hidden.borrow_mut().insert(name.to_owned());
         let swapped = async {

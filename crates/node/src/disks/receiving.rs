@@ -10,12 +10,14 @@ use std::rc::{Rc, Weak};
 
 use bdev::Bdev;
 use reactor::{Class, Core, Listener, race, timeout};
-use transfer::{Boxed, Destination, Destinations, Hello, Refusal, Server, Shape, Stage, Welcome};
+use transfer::{
+    Belongings, Boxed, Destination, Destinations, Hello, Refusal, Server, Shape, Stage, Welcome,
+};
 use vhost::{FrontEnd, Target};
 
 use super::Disks;
 use crate::disks::events::What;
-use crate::disks::limits::LimitChange;
+use crate::disks::limits::{LimitChange, Limits};
 use crate::disks::transfers::Transfer;
 use crate::error::{Error, Kind};
 use crate::mutant::{self, Mutant};
@@ -78,7 +80,7 @@ impl Destination for Arrival {
         Welcome { version, incarnation, stage: self.stage() }
     }
 
-    fn own(&self, writes_through: bool) -> Boxed<'_, Result<(), String>> {
+    fn own(&self, belongings: Belongings) -> Boxed<'_, Result<(), String>> {
         Box::pin(async move {
             let Arrival { core, disks, target, name, .. } = self;
             let _decides = disks.decide(name).await;
@@ -87,6 +89,8 @@ impl Destination for Arrival {
                     Ok(())
                 }
                 Some(Transfer::Incoming { id: Some(id) }) if id == self.id => {
+                    disks.take_limits(core, name, &belongings).await;
+                    let writes_through = belongings.writes_through;
                     let runs = target.front_end().is_running();
                     let stored = disks.come(core, name, id, runs, writes_through).await;
                     stored.map_err(|error| error.to_string())?;
@@ -248,7 +252,6 @@ impl Disks {
             stored.map_err(|error| Refusal::Later(error.to_string()))?;
             tracing::info!(disk = %name, "a disk comes from another node");
             self.report(core, What::Coming { disk: name.clone() });
-            self.take_limits(core, name, hello);
         }
         let known = self.incarnations.borrow().get(name).copied().filter(|known| known.0 == id);
         let (_, incarnation) = known.unwrap_or_else(|| (id, core.random_u64()));
@@ -285,27 +288,32 @@ impl Disks {
         Ok(())
     }
 
-    /// Gives a disk the limits that it had, unless it has some here.
-    fn take_limits(self: &Rc<Self>, core: &Core, name: &str, hello: &Hello) {
-        let own = self.limits.borrow().of_disk(name);
-        let Some(limits) = hello.limits.as_ref().filter(|_| own.rates().are_off()) else { return };
-        let change = LimitChange {
-            name: Some(name.to_owned()),
-            group: None,
-            iops: Some(limits.iops),
-            bytes_per_second: Some(limits.bytes_per_second),
-            burst_ns: Some(limits.burst_ns),
+    /// Gives a disk the limits and the group that it had, unless it has some here; and the group
+    /// its limits, unless that has some. Suspends.
+    async fn take_limits(&self, core: &Core, name: &str, belongings: &Belongings) {
+        let Belongings { limits: own, group, .. } = belongings;
+        let change = |of: &transfer::Limits| LimitChange {
+            iops: Some(of.iops),
+            bytes_per_second: Some(of.bytes_per_second),
+            burst_ns: Some(of.burst_ns),
+            ..LimitChange::default()
         };
-        let (disks, again) = (self.clone(), core.clone());
-        // Another change may be made meanwhile.
-        core.spawn(Class::Control, async move {
-            if let Err(error) = disks.change_limits(&again, &change).await {
-                tracing::warn!(
-                    disk = change.name,
-                    "it does not have the limits of its source: {error}"
-                );
+        let mut changes = Vec::new();
+        if self.limits.borrow().of_disk(name) == Limits::default() {
+            let group = group.as_ref().map(|(group, _)| group.clone());
+            changes.push(LimitChange { name: Some(name.to_owned()), group, ..change(own) });
+        }
+        if let Some((group, limits)) = group
+            && self.limits.borrow().of_group(group) == Limits::default()
+        {
+            changes.push(LimitChange { group: Some(group.clone()), ..change(limits) });
+        }
+        for change in changes.iter().filter(|change| !change.changes_nothing()) {
+            if let Err(error) = self.change_limits(core, change).await {
+                let (disk, group) = (name, &change.group);
+                tracing::warn!(disk, group, "it does not have the limits of its source: {error}");
             }
-        });
+        }
     }
 
     /// Lets the guest of a disk that is whole begin as soon as it wants to.

@@ -22,12 +22,13 @@ use std::rc::Rc;
 use bdev::Copy;
 use reactor::{Class, Core, Either, Listener, race, timeout};
 use serde_json::Value;
-use transfer::{Dial, Hello, Limits, Sender, Shape, Stage};
+use transfer::{Belongings, Dial, Hello, Sender, Shape, Stage};
 use vhost::{FrontEnd, Target};
 
 use super::Disks;
 use super::moves::{Goal, Move, Stop, Switch, system, unless_stopped};
 use crate::disks::events::What;
+use crate::disks::limits::Limits;
 use crate::disks::transfers::{Peer, Transfer};
 use crate::error::{Error, Kind};
 use crate::mutant::{self, Mutant};
@@ -135,18 +136,12 @@ impl Disks {
         to: &Peer,
         given: bool,
     ) -> Rc<Sender> {
-        let limits = self.limits.borrow().of_disk(name).rates();
         let hello = Hello {
             version: transfer::VERSION,
             disk: to.disk.clone(),
             transfer: id,
             shape: Shape::of(&target.device().geometry()),
             given,
-            limits: (!limits.are_off()).then_some(Limits {
-                iops: limits.iops,
-                bytes_per_second: limits.bytes,
-                burst_ns: limits.burst_ns,
-            }),
         };
         let (disks, again, name, there) =
             (Rc::downgrade(self), core.clone(), name.to_owned(), to.clone());
@@ -174,7 +169,7 @@ impl Disks {
         to: Peer,
         anyway: bool,
     ) -> Result<Value, Error> {
-        let _change = self.change().await?;
+        let _change = self.change(name).await?;
         let target = self.target(name)?;
         self.may_move(name, &target)?;
         if !self.resources()?.remembers() {
@@ -242,7 +237,7 @@ impl Disks {
         while !there() {
             core.sleep_ns(AGAIN_NS).await;
         }
-        let Ok(_change) = self.change().await else { return };
+        let Ok(_change) = self.change(name).await else { return };
         let Ok(target) = self.target(name) else { return };
         // It may have been detached.
         let same = self.transfer(name).as_ref() == Some(&transfer);
@@ -383,6 +378,22 @@ impl Disks {
         Err(later("its guest continues here"))
     }
 
+    /// What goes along with a disk.
+    fn belongings(&self, name: &str, target: &Target) -> Belongings {
+        let all = self.limits.borrow();
+        let of = |limits: &Limits| transfer::Limits {
+            iops: limits.iops,
+            bytes_per_second: limits.bytes_per_second,
+            burst_ns: limits.burst_ns,
+        };
+        let own = all.of_disk(name);
+        Belongings {
+            writes_through: target.write_cache() == Some(false),
+            limits: of(&own),
+            group: own.group.map(|group| (group.clone(), of(&all.of_group(&group)))),
+        }
+    }
+
     /// Finds out whose a disk is that was given. Suspends until that is certain: true if it is the
     /// other node's; or until it `stops`.
     #[allow(clippy::too_many_arguments, reason = "each is something else")]
@@ -405,7 +416,8 @@ impl Disks {
                 } else if runs {
                     Some(sender.take_back().await.map(|back| !back))
                 } else {
-                    let owns = sender.own(target.write_cache() == Some(false));
+                    let belongings = self.belongings(name, target);
+                    let owns = sender.own(&belongings);
                     match race(target.until_front_end(FrontEnd::is_running), owns).await {
                         Either::First(()) => None,
                         Either::Second(owns) => Some(owns.map(|()| true)),

@@ -13,6 +13,7 @@ use super::front_door::FrontDoor;
 use super::operators::Order;
 use super::store::{Kept, Store};
 use crate::disks::events::What;
+use crate::disks::limits::{LimitChange, Limits};
 use crate::disks::protocol::{Hello, Opened, ToLauncher, VERSION};
 use crate::disks::resources::remove;
 use crate::disks::spec::DiskSpec;
@@ -23,8 +24,7 @@ use crate::patience::{Exclusive, Patience, patiently};
 
 /// How long a node that has closed its socket may take to end.
 const END_NS: u64 = 1_000_000_000;
-/// Maximum number of disks being opened for a node. It opens them one after the other, except for
-/// those that its predecessor has lost.
+/// Maximum number of disks being opened for a node.
 const OPENING_MAX: usize = 64;
 
 /// A disk that a node has, or had when it died.
@@ -54,11 +54,11 @@ impl OpenDisk {
 
 /// The device to which a disk is being moved.
 pub(super) struct MoveTarget {
-    spec: DiskSpec,
-    holes: Option<bool>,
+    pub(super) spec: DiskSpec,
+    pub(super) holes: Option<bool>,
     /// As in [`OpenDisk`].
-    memory: Vec<OwnedFd>,
-    line: Option<OwnedFd>,
+    pub(super) memory: Vec<OwnedFd>,
+    pub(super) line: Option<OwnedFd>,
 }
 
 impl Launcher {
@@ -322,18 +322,34 @@ impl Launcher {
             }
             ToLauncher::Limits => json_answer(&self.resources.limits()),
             ToLauncher::ChangeLimits { change } => {
-                // A disk brings its limits along from another node.
-                let comes = change.name.as_ref().is_some_and(|name| {
-                    let transfer = self.resources.transfer(name);
-                    matches!(transfer, Some(Transfer::Incoming { id: Some(_) }))
-                });
-                if !comes && !self.orders.borrow().contains(&Order::Limit(change.clone())) {
+                if !self.comes_with(&change)
+                    && !self.orders.borrow().contains(&Order::Limit(change.clone()))
+                {
                     let name = change.name.or(change.group).unwrap_or_default();
                     return Err(unasked(&name, "limited"));
                 }
                 self.resources.change_limits(&change).await?;
                 json_answer(&())
             }
+        }
+    }
+
+    /// Whether a disk may bring this along from another node: its limits, or those of its group if
+    /// that has none here.
+    fn comes_with(&self, change: &LimitChange) -> bool {
+        let comes = |name: &String| {
+            let transfer = self.resources.transfer(name);
+            matches!(transfer, Some(Transfer::Incoming { id: Some(_) }))
+        };
+        let all = self.resources.limits();
+        match (&change.name, &change.group) {
+            (Some(name), _) => comes(name) && all.of_disk(name) == Limits::default(),
+            (None, Some(group)) => {
+                let mut disks = all.disks.iter();
+                all.of_group(group) == Limits::default()
+                    && disks.any(|(name, own)| own.group.as_ref() == Some(group) && comes(name))
+            }
+            (None, None) => false,
         }
     }
 

@@ -16,7 +16,7 @@ use nix::unistd::{Pid, execve};
 use reactor::{Core, Event, UnixListener};
 use serde::{Deserialize, Serialize};
 
-use super::answers::{OpenDisk, copies, serve_line};
+use super::answers::{MoveTarget, OpenDisk, copies, serve_line};
 use super::child::{Child, Role, spawn};
 use super::front_door::{DoorState, FrontDoor};
 use super::poison::Poison;
@@ -43,8 +43,9 @@ pub(crate) const RENEWED: &str = "MILLRACE_LAUNCHER_RENEWED";
 /// The version of the estate.
 const ESTATE_VERSION: u32 = 2;
 /// Most descriptors of the estate: the text, the channel, the lock, the admin socket, one for each
-/// disk, the socket for disks of other nodes, the node's survivor, the memory for notes.
-const ESTATE_DESCRIPTORS: usize = 7 + DISKS_MAX;
+/// disk, the socket for disks of other nodes, the node's survivor, the memory for notes, one for
+/// each move.
+const ESTATE_DESCRIPTORS: usize = 7 + 2 * DISKS_MAX;
 /// Most descriptors of a disk.
 const DISK_DESCRIPTORS: usize = 4 + bdev::DESCRIPTORS_MAX + 2 * vhost::kept::LIVE_MAX;
 
@@ -58,6 +59,7 @@ pub(super) struct Beginning {
     pub(super) resources: LocalResources,
     pub(super) admin: Option<(PathBuf, UnixListener)>,
     pub(super) open: BTreeMap<String, OpenDisk>,
+    pub(super) targets: BTreeMap<String, MoveTarget>,
     pub(super) node: Rc<Child>,
     pub(super) poison: Poison,
     /// The event of the launcher, which the node notifies.
@@ -95,9 +97,42 @@ struct Estate {
     /// The disks that stand still, and why.
     #[serde(default)]
     stand_still: BTreeMap<String, String>,
-    /// The memory in which the node's cores note their work is the last descriptor.
+    /// Then the memory in which the node's cores note their work.
     #[serde(default)]
     work: bool,
+    /// Disks of this node that are being moved to other devices: for each the end of a socket
+    /// follows, as for `open`.
+    #[serde(default)]
+    targets: Vec<TargetText>,
+}
+
+/// A device of the estate to which a disk is being moved.
+#[derive(Debug, Serialize, Deserialize)]
+struct TargetText {
+    /// The disk as it is when it has moved.
+    spec: DiskSpec,
+    holes: Option<bool>,
+    /// As in [`DiskText`].
+    memory: usize,
+    line: bool,
+}
+
+impl TargetText {
+    fn of(target: &MoveTarget) -> std::io::Result<(TargetText, Vec<OwnedFd>)> {
+        let MoveTarget { spec, holes, memory, line } = target;
+        let mut descriptors = copies(memory)?;
+        descriptors.extend(line.as_ref().map(OwnedFd::try_clone).transpose()?);
+        let (spec, memory, line) = (spec.clone(), memory.len(), line.is_some());
+        Ok((TargetText { spec, holes: *holes, memory, line }, descriptors))
+    }
+
+    fn taken(self, core: &Core, mut descriptors: Vec<OwnedFd>) -> std::io::Result<MoveTarget> {
+        let TargetText { spec, holes, memory, line } = self;
+        let mut rest = descriptors.split_off(memory.min(descriptors.len()));
+        let line = (line && !rest.is_empty()).then(|| rest.remove(0));
+        serve_line(core, &spec, line.as_ref())?;
+        Ok(MoveTarget { spec, holes, memory: descriptors, line })
+    }
 }
 
 /// A disk of the estate.
@@ -138,7 +173,19 @@ impl Beginning {
             None => BTreeMap::new(),
         };
         let (poison, restored) = (Poison::default(), !open.is_empty());
-        Ok(Beginning { resources, admin, open, node, poison, changed, disks_door, store, restored })
+        let targets = BTreeMap::new();
+        Ok(Beginning {
+            resources,
+            admin,
+            open,
+            targets,
+            node,
+            poison,
+            changed,
+            disks_door,
+            store,
+            restored,
+        })
     }
 
     /// Starts with the estate of the previous program.
@@ -182,10 +229,7 @@ impl Beginning {
         let last = estate.open.iter().filter_map(|disk| disk.kept).max();
         let store = Store::of_manager(last.map_or(0, |last| last + 1));
         for DiskText { spec, holes, memory, line, kept, door } in estate.open {
-            let limits = Limits { body_bytes: 0, descriptors: DISK_DESCRIPTORS };
-            let frames = Frames::from_fd(core, next()?, limits).map_err(|error| broken(&error))?;
-            let frame = frames.receive().await.map_err(|why| broken(&why))?;
-            let mut memory_fds = frame.descriptors;
+            let mut memory_fds = of_disk(core, next()?).await.map_err(|why| broken(&why))?;
             let mut rest = memory_fds.split_off(memory.min(memory_fds.len()));
             let line = (line && !rest.is_empty()).then(|| rest.remove(0));
             serve_line(core, &spec, line.as_ref()).map_err(|error| broken(&error))?;
@@ -215,9 +259,33 @@ impl Beginning {
             node.set_survivor(next()?.into());
         }
         node.work.replace(if estate.work { Some(next()?) } else { None });
+        let mut targets = BTreeMap::new();
+        for text in estate.targets {
+            let descriptors = of_disk(core, next()?).await.map_err(|why| broken(&why))?;
+            let target = text.taken(core, descriptors).map_err(|error| broken(&error))?;
+            targets.insert(target.spec.name.clone(), target);
+        }
         let (node, poison, restored) = (Rc::new(node), Poison::of(estate.stand_still), false);
-        Ok(Beginning { resources, admin, open, node, poison, changed, disks_door, store, restored })
+        Ok(Beginning {
+            resources,
+            admin,
+            open,
+            targets,
+            node,
+            poison,
+            changed,
+            disks_door,
+            store,
+            restored,
+        })
     }
+}
+
+/// The descriptors of a disk, or of a device to which one is moved.
+async fn of_disk(core: &Core, socket: OwnedFd) -> Result<Vec<OwnedFd>, String> {
+    let limits = Limits { body_bytes: 0, descriptors: DISK_DESCRIPTORS };
+    let frames = Frames::from_fd(core, socket, limits).map_err(|error| error.to_string())?;
+    Ok(frames.receive().await?.descriptors)
 }
 
 /// The disks of a launcher that was killed. Its descriptors are in the service manager's store.
@@ -268,6 +336,16 @@ fn is_at(socket: &OwnedFd, addr: SocketAddr) -> bool {
     own.is_ok_and(|own| own == addr || (addr.port() == 0 && own.ip() == addr.ip()))
 }
 
+/// A socket on which descriptors wait for its reader.
+async fn left_in_a_socket(core: &Core, descriptors: &[OwnedFd]) -> Result<OwnedFd, String> {
+    let failed = |error: std::io::Error| error.to_string();
+    let (ours, theirs) = UnixStream::pair().map_err(failed)?;
+    let limits = Limits { body_bytes: 0, descriptors: 0 };
+    let frames = Frames::from_fd(core, ours.into(), limits).map_err(failed)?;
+    frames.send(1, &[], descriptors).await?;
+    Ok(OwnedFd::from(theirs))
+}
+
 impl Launcher {
     /// Returns only if it fails, with the reason.
     pub(super) async fn become_program(&self, node: &Child, program: &Path) -> String {
@@ -290,12 +368,15 @@ impl Launcher {
             }
             let mut open = Vec::new();
             for (text, descriptors) in disks {
-                let (ours, theirs) = UnixStream::pair().map_err(failed)?;
-                let limits = Limits { body_bytes: 0, descriptors: 0 };
-                let frames = Frames::from_fd(&self.core, ours.into(), limits).map_err(failed)?;
-                frames.send(1, &[], &descriptors).await?;
-                sockets.push(OwnedFd::from(theirs));
+                sockets.push(left_in_a_socket(&self.core, &descriptors).await?);
                 open.push(text);
+            }
+            let all: Vec<_> = self.targets.borrow().values().map(TargetText::of).collect();
+            let (mut targets, mut of_targets) = (Vec::new(), Vec::new());
+            for target in all {
+                let (text, descriptors) = target.map_err(failed)?;
+                of_targets.push(left_in_a_socket(&self.core, &descriptors).await?);
+                targets.push(text);
             }
             let survivor = node.survivor();
             let work = node.work.borrow().as_ref().map(OwnedFd::try_clone);
@@ -312,6 +393,7 @@ impl Launcher {
                 survivor: survivor.is_some(),
                 stand_still: self.poison.all(),
                 work: work.is_some(),
+                targets,
             };
             let text = serde_json::to_vec(&estate).map_err(|error| error.to_string())?;
             let kept = serde_json::to_string(&self.kept_config).map_err(|e| e.to_string())?;
@@ -331,6 +413,7 @@ impl Launcher {
             }
             descriptors.extend(survivor);
             descriptors.extend(work);
+            descriptors.extend(of_targets);
             let (ours, theirs) = UnixStream::pair().map_err(failed)?;
             let limits = Limits { body_bytes: 0, descriptors: 0 };
             let frames = Frames::from_fd(&self.core, ours.into(), limits).map_err(failed)?;

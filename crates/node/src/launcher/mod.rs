@@ -202,6 +202,8 @@ struct Launcher {
     /// The node was started from this program because the one under its name does not start.
     uses_own: Cell<bool>,
     upgrading: Cell<bool>,
+    /// The node hands its disks over to a successor: nothing is changed.
+    handing_over: Cell<bool>,
     /// The number of upgrades that wait for the one before them.
     waiting: Cell<usize>,
     stopping: Cell<bool>,
@@ -223,6 +225,7 @@ impl Launcher {
             resources,
             admin,
             open,
+            targets,
             node,
             poison,
             changed,
@@ -243,7 +246,7 @@ impl Launcher {
             clients: Rc::default(),
             orders: RefCell::default(),
             open: RefCell::new(open),
-            targets: RefCell::default(),
+            targets: RefCell::new(targets),
             current: RefCell::new(node.clone()),
             spare: RefCell::default(),
             starts_spare: Cell::new(false),
@@ -256,6 +259,7 @@ impl Launcher {
             has_served: Cell::new(restored || node.is_serving()),
             uses_own: Cell::new(false),
             upgrading: Cell::new(false),
+            handing_over: Cell::new(false),
             waiting: Cell::new(0),
             stopping: Cell::new(false),
             renewing: Cell::new(false),

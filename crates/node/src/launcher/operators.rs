@@ -99,6 +99,49 @@ impl Launcher {
     }
 }
 
+impl Order {
+    /// The disk that is to be opened, and what is done to it.
+    fn opens(&self) -> Option<(&str, &'static str)> {
+        match self {
+            Order::Attach { disk, .. } => Some((&disk.name, "attached")),
+            Order::Move { name, .. } | Order::Send { name, .. } => Some((name, "moved")),
+            Order::Detach(_) | Order::Limit(_) => None,
+        }
+    }
+}
+
+/// An order that the node may carry out as long as this lives.
+struct Ordered<'a> {
+    launcher: &'a Launcher,
+    order: Order,
+}
+
+impl<'a> Ordered<'a> {
+    /// # Errors
+    /// When the disk is being attached or moved: the node's questions name only the disk.
+    fn new(launcher: &'a Launcher, order: Order) -> Result<Ordered<'a>, Error> {
+        let mut orders = launcher.orders.borrow_mut();
+        if let Some((name, _)) = order.opens()
+            && let Some((_, done)) =
+                orders.iter().filter_map(Order::opens).find(|(other, _)| *other == name)
+        {
+            let what = format!("disk {name} is being {done}");
+            return Err(Error::new(Kind::Usage, what).hint("wait for the end of that command"));
+        }
+        orders.push(order.clone());
+        drop(orders);
+        Ok(Ordered { launcher, order })
+    }
+}
+
+impl Drop for Ordered<'_> {
+    fn drop(&mut self) {
+        let mut orders = self.launcher.orders.borrow_mut();
+        let at = orders.iter().position(|one| *one == self.order);
+        at.map(|at| orders.swap_remove(at));
+    }
+}
+
 /// The clients of the admin socket.
 pub(super) struct Operators(pub(super) Rc<Launcher>);
 
@@ -116,12 +159,9 @@ impl Commands for Operators {
             Request::DiskDetach { name, .. } => Some(Order::Detach(name.clone())),
             Request::DiskLimit { change } => Some(Order::Limit(change.clone())),
             Request::DiskMove { name, uri, .. } => {
-                // The next program would not know of a move.
-                launcher.changed.wait_until(|| !launcher.upgrading.get()).await;
                 Some(Order::Move { name: name.clone(), uri: uri.clone() })
             }
             Request::DiskSend { name, to, .. } => {
-                launcher.changed.wait_until(|| !launcher.upgrading.get()).await;
                 Some(Order::Send { name: name.clone(), to: to.clone() })
             }
             Request::Events { log, after, wait } => {
@@ -139,13 +179,16 @@ impl Commands for Operators {
             Request::DiskResume { name } => Some(name.clone()),
             _ => None,
         };
-        launcher.orders.borrow_mut().extend(order.clone());
-        let done = launcher.relay(request).await;
-        if let Some(order) = order {
-            let mut orders = launcher.orders.borrow_mut();
-            let at = orders.iter().position(|one| *one == order);
-            at.map(|at| orders.swap_remove(at));
+        if !request.only_looks() {
+            // It is for the node that has the disks then.
+            launcher.changed.wait_until(|| !launcher.handing_over.get()).await;
         }
+        let order = match order {
+            Some(order) => Some(Ordered::new(launcher, order)?),
+            None => None,
+        };
+        let done = launcher.relay(request).await;
+        drop(order);
         if let (Some(name), Ok(_)) = (resumed, &done) {
             launcher.poison.forget(&name);
         }

@@ -48,6 +48,7 @@ async fn launcher(core: &Core, root: &Path) -> (Rc<Launcher>, Rc<Child>) {
         resources,
         admin: None,
         open: BTreeMap::new(),
+        targets: BTreeMap::new(),
         node: node.clone(),
         poison: Poison::default(),
         changed,

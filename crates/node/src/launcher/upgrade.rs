@@ -18,6 +18,8 @@ use crate::upgrade::{START_NS, Successor};
 
 /// How long clients at the admin socket may stay when the program is about to be replaced.
 const CLIENTS_NS: u64 = 1_000_000_000;
+/// How long the node's earlier requests may take then: disks that are being opened.
+const ANSWERS_NS: u64 = 1_000_000_000;
 /// How long a handover may take: the sum of its own limits, and a margin; and so much more for each
 /// disk. A successor that was killed after it had taken a disk would end everything.
 const HAND_OVER_NS: u64 = 60_000_000_000;
@@ -126,6 +128,11 @@ impl Launcher {
         self.changed.notify_all();
     }
 
+    fn set_handing_over(&self, handing_over: bool) {
+        self.handing_over.set(handing_over);
+        self.changed.notify_all();
+    }
+
     fn set_renewing(&self, renewing: bool) {
         self.renewing.set(renewing);
         self.changed.notify_all();
@@ -154,24 +161,39 @@ impl Launcher {
             self.until_begun(&node).await?;
             let line = [ours.into()];
             asked_ns.set(self.core.now_ns());
+            self.set_handing_over(true);
             let asked = old.channel.ask(&ToNode::HandOver, &line);
             let disks = self.open.borrow().len() as u64;
             let ns = HAND_OVER_NS + disks * HAND_OVER_DISK_NS;
             let answer = within(&self.core, ns, asked).await;
             answer.and_then(|answer| answer.read::<u64>()).map_err(|error| error.to_string())
         };
-        match handed.await {
+        let handed = handed.await;
+        let replaced = self.decide(old, &node, handed, asked_ns.get()).await;
+        self.set_handing_over(false);
+        replaced
+    }
+
+    /// Makes a successor the node, or ends it.
+    async fn decide(
+        &self,
+        old: &Child,
+        node: &Rc<Child>,
+        handed: Result<u64, String>,
+        asked_ns: u64,
+    ) -> Result<Successor, String> {
+        match handed {
             Ok(pause_us) => {
-                self.make_current(&node);
+                self.make_current(node);
                 Ok(Successor { pid: node.pid.as_raw() as u32, pause_us, serves: false })
             }
             Err(why) => {
                 // A process that has closed its end is about to end.
                 self.core.sleep_ns(ABOUT_TO_END_NS).await;
-                if self.has_taken_over(old, &node).await {
+                if self.has_taken_over(old, node).await {
                     tracing::warn!("the previous node ended while it handed over: {why}");
-                    self.make_current(&node);
-                    let pause_us = (self.core.now_ns() - asked_ns.get()) / 1000;
+                    self.make_current(node);
+                    let pause_us = (self.core.now_ns() - asked_ns) / 1000;
                     return Ok(Successor {
                         pid: node.pid.as_raw() as u32,
                         pause_us,
@@ -229,34 +251,45 @@ impl Launcher {
         self.resources.events().close(true);
         let left = race(self.clients.until_none(), self.changed.wait_until(unwanted));
         let _ = timeout(core, CLIENTS_NS, left).await;
-        if unwanted() {
-            return self.resources.events().close(false);
+        loop {
+            // Other disks do not wait for the device of one that is being opened.
+            self.changed.wait_until(|| unwanted() || node.opening() == 0).await;
+            if unwanted() {
+                break;
+            }
+            // From here on, incoming messages wait in the sockets.
+            if let Err(error) = node.channel.ask(&ToNode::Hold, &[]).await {
+                tracing::warn!("the launcher stays as it is: {error}");
+                break;
+            }
+            self.set_renewing(true);
+            // It is a node of this program.
+            self.dismiss_spare().await;
+            let answered = timeout(core, ANSWERS_NS, self.until_all_is_answered(&node)).await;
+            if answered.is_ok() && !unwanted() {
+                let why = self.become_program(&node, program).await;
+                tracing::warn!(program = %program.display(), "the launcher stays as it is: {why}");
+            }
+            self.set_renewing(false);
+            if let Err(error) = node.channel.ask(&ToNode::Resume, &[]).await {
+                tracing::error!("the node does not continue: {error}");
+                node.kill();
+            }
+            if answered.is_ok() {
+                break;
+            }
         }
-        // From here on, incoming messages wait in the sockets.
-        if let Err(error) = node.channel.ask(&ToNode::Hold, &[]).await {
-            self.resources.events().close(false);
-            return tracing::warn!("the launcher stays as it is: {error}");
-        }
-        self.set_renewing(true);
-        // It is a node of this program.
-        self.dismiss_spare().await;
-        // The node's earlier requests are answered first.
+        self.resources.events().close(false);
+    }
+
+    /// Waits until a node that asks nothing any more has all answers.
+    async fn until_all_is_answered(&self, node: &Child) {
         let state = self.resources.state();
         while state.is_some_and(State::is_writing) || node.opening() > 0 {
             if let Some(state) = state {
                 state.until_written().await;
             }
             self.changed.wait_until(|| node.opening() == 0).await;
-        }
-        if !unwanted() {
-            let why = self.become_program(&node, program).await;
-            tracing::warn!(program = %program.display(), "the launcher stays as it is: {why}");
-        }
-        self.resources.events().close(false);
-        self.set_renewing(false);
-        if let Err(error) = node.channel.ask(&ToNode::Resume, &[]).await {
-            tracing::error!("the node does not continue: {error}");
-            node.kill();
         }
     }
 }
