@@ -20,15 +20,14 @@ def begun(node, *words):
 
 
 def test_no_disk_waits_for_the_device_of_another(tmp_path):
-    with socket.create_server(("127.0.0.1", 0)) as silent, Node(tmp_path) as node:
+    with socket.create_server(("127.0.0.1", 0), backlog=64) as silent, Node(tmp_path) as node:
         silent.settimeout(30)
         uri = f"nbd://127.0.0.1:{silent.getsockname()[1]}/x?reconnect-delay=600"
         node.do("attach", spec(tmp_path, "a", "mem:8M"))
         node.do("attach", spec(tmp_path, "b", f"file:{image(tmp_path / 'b.img', 8)}"))
-        hanging = [begun(node, "attach", spec(tmp_path, "c", uri))]
-        connections = [silent.accept()]
-        hanging.append(begun(node, "move", "a", "--to", uri))
-        connections.append(silent.accept())
+        hanging = [begun(node, "attach", spec(tmp_path, "c", uri)), begun(node, "move", "a", "--to", uri)]
+        hanging += [begun(node, "attach", spec(tmp_path, f"c{nth}", uri)) for nth in range(16)]
+        connections = [silent.accept() for _ in hanging]
         # The same disk and the same socket are taken; nothing else is.
         assert "disk c is being attached" in node.refuses("attach", spec(tmp_path, "c", "mem:8M"))
         twin = spec(tmp_path, "c", "mem:8M").replace("name=c", "name=twin")
@@ -38,7 +37,7 @@ def test_no_disk_waits_for_the_device_of_another(tmp_path):
         node.do("limit", "b", "iops=50000")
         node.do("move", "b", "--to", f"file:{image(tmp_path / 'other.img', 16)}", "--finish-when-ready")
         node.do("detach", "d")
-        assert [command.poll() for command in hanging] == [None, None]
+        assert all(command.poll() is None for command in hanging)
         # An upgrade waits until they have given up, and for ten seconds at most.
         millrace.succeed("upgrade", "--state", node.state)
         for command in hanging:
@@ -53,14 +52,17 @@ def test_a_disk_moves_while_the_end_of_an_upgrade_waits_for_another_one(tmp_path
     with Node(tmp_path, specs=specs) as node:
         node.do("attach", spec(tmp_path, "a", "mem:8M"))
         node.do("attach", spec(tmp_path, "b", f"file:{image(tmp_path / 'b.img', 8)}"))
-        with load(tmp_path, "hangs"):
+        with load(tmp_path, "hangs"), socket.create_server(("127.0.0.1", 0)) as silent:
             guest.wait_for("requests", lambda: reads(node, "hangs") == 4)
             upgrade = subprocess.Popen([millrace.BINARY, "upgrade", "--state", node.state])
             guest.wait_for("the successor", lambda: "handed over" in node.said())
             assert node.said().count("is the launcher now") == 0
             node.do("move", "a", "--to", "mem:8M", "--background")
             node.do("move", "b", "--to", f"file:{image(tmp_path / 'new.img', 8)}", "--background")
-            guest.wait_for("the launcher", lambda: "is the launcher now" in node.said(), 30)
+            # The launcher's program is replaced when it has no order to carry out.
+            attaches = begun(node, "attach", spec(tmp_path, "c", f"nbd://127.0.0.1:{silent.getsockname()[1]}/x"))
+            guest.wait_for("the launcher", lambda: "is the launcher now" in node.said(), 60)
+            assert "disk c: " in attaches.communicate()[1]
         assert upgrade.wait() == 0
         for name in "ab":
             guest.wait_for("the move", lambda name=name: stage(node, name) == "ready")

@@ -244,6 +244,19 @@ def test_limits_travel(nodes, tmp_path):
         there.restart()
 
 
+def test_limits_of_an_earlier_attempt_are_replaced(nodes, tmp_path):
+    here, there = nodes
+    here.attach("mem:8M")
+    there.awaits("mem:8M")
+    for iops, taken_back in ((100, True), (200, False)):
+        here.do("limit", "a", f"iops={iops}")
+        here.send(there, "a", FINISH)
+        assert json.loads(there.do("limit", "--json"))["disks"][0]["iops"] == iops
+        if taken_back:
+            here.do("move", "a", "--abort")
+            there.restart()
+
+
 def test_many_disks_move_at_once(nodes, tmp_path, long):
     here, there = nodes
     count = 40 if long else 8
@@ -257,6 +270,38 @@ def test_many_disks_move_at_once(nodes, tmp_path, long):
     for nth in range(count):
         here.until("done", disk=f"d{nth}")
         assert filecmp.cmp(tmp_path / f"old{nth}.img", tmp_path / f"new{nth}.img", shallow=False)
+
+
+def test_moves_to_nodes_and_devices_share_the_limit(nodes, tmp_path):
+    here, there = nodes
+    limit = 6 * MIB
+    for name in "abc":
+        here.attach(f"file:{other(tmp_path / f'{name}.img', 96 * MIB)}", name)
+    there.awaits(f"file:{image(tmp_path / 'c2.img', 96)}", "c")
+    here.do("move", "--limit", limit)
+    for name in "ab":
+        here.do("move", name, "--to", f"file:{tmp_path / f'{name}2.img'}", "--background")
+    here.send(there, "c", "--background")
+
+    def copied():
+        return {name: here.status(name)["copied_bytes"] for name in "abc"}
+
+    def rates(names):
+        """Bytes per second of these moves, without what may pass at once when the shares change."""
+        first = copied()
+        guest.wait_for("8 MiB of each", lambda: all(now - first[name] >= 8 * MIB for name, now in copied().items() if name in names))
+        before, began = copied(), time.monotonic()
+        time.sleep(3)
+        return {name: (copied()[name] - before[name]) / (time.monotonic() - began) for name in names}
+
+    together = rates("abc")
+    assert sum(together.values()) < 1.5 * limit, together
+    assert min(together.values()) > max(together.values()) / 2, together
+    for name in "ab":
+        here.do("move", name, "--abort")
+    alone = rates("c")["c"]
+    assert 1.5 * together["c"] < alone < 1.5 * limit, (together, alone)
+    assert here.status("c")["stage"] == "copying"
 
 
 # ------------------------------------------------------------------------------------------------------------- refusals

@@ -24,7 +24,7 @@ use std::path::{Path, PathBuf};
 use std::pin::pin;
 use std::rc::Rc;
 
-use reactor::{Class, Core, Event, UnixListener, UnixSocket, timeout};
+use reactor::{Class, Core, Either, Event, UnixListener, UnixSocket, race, timeout};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
@@ -36,7 +36,10 @@ use crate::error::{Error, Kind};
 /// The version of the protocol.
 pub const VERSION: u64 = 1;
 /// Maximum number of connections.
-const CONNECTIONS_MAX: usize = 16;
+const CONNECTIONS_MAX: usize = 64;
+/// Maximum number of commands under way that wait for a device: the other connections are for the
+/// other disks.
+const OPENING_MAX: usize = 32;
 /// Maximum length of a line in bytes.
 const LINE_BYTES_MAX: usize = 64 << 10;
 /// How long a connection may be silent.
@@ -264,6 +267,36 @@ impl Request {
         )
     }
 
+    /// Whether it changes a disk, or its limits.
+    pub fn changes_a_disk(&self) -> bool {
+        use Request::{DiskAttach, DiskDetach, DiskLimit, DiskMove, DiskMoveAbort, DiskResize};
+        use Request::{DiskResume, DiskSend};
+        matches!(
+            self,
+            DiskAttach { .. }
+                | DiskDetach { .. }
+                | DiskLimit { .. }
+                | DiskMove { .. }
+                | DiskMoveAbort { .. }
+                | DiskResize { .. }
+                | DiskResume { .. }
+                | DiskSend { .. }
+        )
+    }
+
+    /// Whether it waits for a device or another node.
+    fn opens(&self) -> bool {
+        use Request::{DiskAttach, DiskMove, DiskResize, DiskResume, DiskSend};
+        matches!(
+            self,
+            DiskAttach { .. }
+                | DiskMove { .. }
+                | DiskResize { .. }
+                | DiskResume { .. }
+                | DiskSend { .. }
+        )
+    }
+
     fn parse(line: &[u8]) -> Result<Request, Error> {
         let usage = |what: String| Error::new(Kind::Usage, what);
         let mut value: Value = serde_json::from_slice(line)
@@ -309,11 +342,15 @@ pub(crate) fn listen(core: &Core, path: &Path) -> Result<UnixListener, Error> {
     })
 }
 
-/// The number of connected clients.
+/// The connected clients.
 #[derive(Default)]
 pub(crate) struct Clients {
     count: Cell<usize>,
-    left: Event,
+    /// The number of their commands that wait for a device.
+    opening: Cell<usize>,
+    closed: Cell<bool>,
+    /// Notified when a client has left, and when more are admitted.
+    changed: Event,
 }
 
 impl Clients {
@@ -323,12 +360,18 @@ impl Clients {
 
     fn remove(&self) {
         self.count.set(self.count.get() - 1);
-        self.left.notify_all();
+        self.changed.notify_all();
+    }
+
+    /// Lets those that connect from now on wait, or admits them again.
+    pub fn close(&self, closed: bool) {
+        self.closed.set(closed);
+        self.changed.notify_all();
     }
 
     /// Waits until no client is connected.
     pub async fn until_none(&self) {
-        self.left.wait_until(|| self.count.get() == 0).await;
+        self.changed.wait_until(|| self.count.get() == 0).await;
     }
 }
 
@@ -339,12 +382,15 @@ pub(crate) async fn serve(
     clients: Rc<Clients>,
 ) {
     loop {
-        match listener.accept().await {
+        clients.changed.wait_until(|| !clients.closed.get()).await;
+        let closed = clients.changed.wait_until(|| clients.closed.get());
+        let Either::Second(accepted) = race(closed, listener.accept()).await else { continue };
+        match accepted {
             Ok(socket) if clients.count.get() < CONNECTIONS_MAX => {
                 clients.add();
                 let (clients, admin) = (clients.clone(), admin.clone());
                 admin.core().clone().spawn(Class::Control, async move {
-                    answer(&*admin, &socket).await;
+                    answer(&*admin, &clients, &socket).await;
                     clients.remove();
                 });
             }
@@ -424,9 +470,9 @@ impl AllKept {
 }
 
 /// Answers one connection, until it ends.
-async fn answer(admin: &impl Commands, socket: &UnixSocket) {
+async fn answer(admin: &impl Commands, clients: &Clients, socket: &UnixSocket) {
     let mut kept = AllKept::default();
-    answer_all(admin, socket, &mut kept).await;
+    answer_all(admin, clients, socket, &mut kept).await;
     for one in kept.0 {
         // It may have ended by itself.
         let _ = admin.run(one.end()).await;
@@ -436,10 +482,15 @@ async fn answer(admin: &impl Commands, socket: &UnixSocket) {
 /// Runs a request, and tells the client at times that it goes on.
 async fn run(
     admin: &impl Commands,
+    clients: &Clients,
     socket: &UnixSocket,
     request: Request,
 ) -> Result<String, Error> {
     let only_looks = request.only_looks();
+    let _opening = match request.opens() {
+        true => Some(Opening::new(clients)?),
+        false => None,
+    };
     let mut done = pin!(admin.run(request));
     loop {
         match timeout(admin.core(), WAITING_NS, done.as_mut()).await {
@@ -455,14 +506,39 @@ async fn run(
     }
 }
 
-async fn answer_all(admin: &impl Commands, socket: &UnixSocket, kept: &mut AllKept) {
+/// A command that waits for a device.
+struct Opening<'a>(&'a Clients);
+
+impl<'a> Opening<'a> {
+    fn new(clients: &'a Clients) -> Result<Opening<'a>, Error> {
+        if clients.opening.get() == OPENING_MAX {
+            let what = format!("{OPENING_MAX} commands wait for devices");
+            return Err(Error::new(Kind::System, what).hint("wait until one of them has ended"));
+        }
+        clients.opening.set(clients.opening.get() + 1);
+        Ok(Opening(clients))
+    }
+}
+
+impl Drop for Opening<'_> {
+    fn drop(&mut self) {
+        self.0.opening.set(self.0.opening.get() - 1);
+    }
+}
+
+async fn answer_all(
+    admin: &impl Commands,
+    clients: &Clients,
+    socket: &UnixSocket,
+    kept: &mut AllKept,
+) {
     let mut received = Vec::new();
     loop {
         let line = timeout(admin.core(), PATIENCE_NS, read_line(socket, &mut received)).await;
         let reply = match line {
             Ok(Some(Ok(line))) => match Request::parse(&line) {
                 Ok(request) => {
-                    let done = run(admin, socket, request.clone()).await;
+                    let done = run(admin, clients, socket, request.clone()).await;
                     if let Ok(result) = &done {
                         kept.note(&request, result);
                     }

@@ -18,8 +18,8 @@ use reactor::{Buf, Class, Core, Event, Listener, OwnedTask, Socket, timeout};
 use crate::link::{Broken, Link, Received};
 use crate::tls::Identity;
 use crate::wire::{
-    Belongings, Frame, Hello, Kind, Outcome, PIECE_BYTES_MAX, Stage, TEXT_BYTES_MAX, VERSION,
-    Violation, Welcome, hash,
+    Belongings, Frame, Hello, Kind, OLDEST, Outcome, PIECE_BYTES_MAX, Stage, TEXT_BYTES_MAX,
+    VERSION, Violation, Welcome, hash,
 };
 
 /// Maximum number of connections.
@@ -288,7 +288,7 @@ impl Connection {
             return Err(Violation::Order.into());
         }
         let begun = self.begin(&payload).await?;
-        let (destination, device) = match begun {
+        let (version, destination, device) = match begun {
             Ok(begun) => begun,
             Err((outcome, text)) => {
                 self.answer(frame.id, outcome, &text);
@@ -296,7 +296,9 @@ impl Connection {
                 return Err(Broken::Io(text));
             }
         };
-        let welcome = serde_json::to_vec(&destination.welcome()).unwrap_or_default();
+        // A source of an earlier version knows only its own.
+        let welcome = Welcome { version, ..destination.welcome() };
+        let welcome = serde_json::to_vec(&welcome).unwrap_or_default();
         let reply = Frame::new(Kind::Reply(Outcome::Done), frame.id);
         self.link.send(reply, &welcome);
         let device = Rc::new(device);
@@ -333,14 +335,14 @@ impl Connection {
     async fn begin(
         &self,
         hello: &[u8],
-    ) -> Result<Result<(Rc<dyn Destination>, DeviceTarget), (Outcome, String)>, Broken> {
+    ) -> Result<Result<(u32, Rc<dyn Destination>, DeviceTarget), (Outcome, String)>, Broken> {
         #[derive(serde::Deserialize)]
         struct Versioned {
             version: u32,
         }
         let read = serde_json::from_slice::<Versioned>(hello);
         let Versioned { version } = read.map_err(|_| Violation::Text)?;
-        if version != VERSION {
+        if !(OLDEST..=VERSION).contains(&version) {
             let what = format!("this node speaks version {VERSION} of the protocol, not {version}");
             return Ok(Err((Outcome::Failed, what)));
         }
@@ -365,7 +367,7 @@ impl Connection {
             Err(refusal) => return Ok(Err(refused(refusal))),
         };
         match DeviceTarget::new(&server.core, &destination.device()) {
-            Ok(device) => Ok(Ok((destination, device))),
+            Ok(device) => Ok(Ok((version, destination, device))),
             Err(error) => Ok(Err((Outcome::Later, error.to_string()))),
         }
     }
@@ -373,7 +375,8 @@ impl Connection {
     /// A buffer for data, when there is room.
     async fn room(&self, len: usize) -> Result<Buf, Broken> {
         let server = &self.server;
-        let fits = || server.bytes.get() == 0 || server.bytes.get() + len <= server.bytes_max;
+        // One piece of a disk is always taken: other disks may wait for their devices.
+        let fits = || self.requests.get() == 0 || server.bytes.get() + len <= server.bytes_max;
         server.changed.wait_until(fits).await;
         let buf = server.core.alloc_wait(len).await?;
         server.bytes.set(server.bytes.get() + len);
@@ -444,6 +447,10 @@ impl Connection {
 /// Executes a request about the disk as a whole. Suspends.
 async fn decide(received: &Received, destination: &dyn Destination) -> (Outcome, String) {
     outcome(match received.frame.kind {
+        Kind::Own if received.payload.is_empty() => {
+            let writes_through = received.frame.len > 0;
+            destination.own(Belongings { writes_through, ..Belongings::default() }).await
+        }
         Kind::Own => match serde_json::from_slice(&received.payload) {
             Ok(belongings) => destination.own(belongings).await,
             Err(_) => Err(Violation::Text.to_string()),

@@ -6,6 +6,9 @@ use crate::shape::Shape;
 
 /// The version of the protocol.
 pub const VERSION: u32 = 2;
+/// The oldest version of a source that a destination understands: its Own has no payload, and its
+/// length says whether the guest has switched its write cache off.
+pub(crate) const OLDEST: u32 = 1;
 /// The longest piece of data in one request, in bytes.
 pub const PIECE_BYTES_MAX: u32 = 1 << 20;
 /// The longest text, in bytes.
@@ -93,10 +96,10 @@ impl Kind {
     /// The least and the most bytes of a payload.
     fn payload_bytes(self) -> (u32, u32) {
         match self {
-            Kind::Hello | Kind::Own => (1, TEXT_BYTES_MAX),
+            Kind::Hello => (1, TEXT_BYTES_MAX),
             Kind::Write => (1, PIECE_BYTES_MAX),
             Kind::Compare => (HASH_BYTES, HASH_BYTES),
-            Kind::Reply(_) => (0, TEXT_BYTES_MAX),
+            Kind::Own | Kind::Reply(_) => (0, TEXT_BYTES_MAX),
             _ => (0, 0),
         }
     }

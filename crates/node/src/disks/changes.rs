@@ -72,13 +72,28 @@ impl Disks {
     }
 
     async fn change_of(&self, subject: Subject) -> Result<Change<'_>, Error> {
-        let is_free = || !self.handing_over.get() && !self.changing.borrow().contains(&subject);
+        let is_free = || !self.handing_over.get() && self.is_free(&subject);
         self.changed.wait_until(is_free).await;
         if self.ended.get() || self.left.get() {
             return Err(ends());
         }
+        Ok(self.begin_change(subject))
+    }
+
+    /// Waits for the change of limits before this one. It may be made while disks are handed over
+    /// and while the node ends.
+    pub(super) async fn change_of_limits(&self) -> Change<'_> {
+        self.changed.wait_until(|| self.is_free(&Subject::Limits)).await;
+        self.begin_change(Subject::Limits)
+    }
+
+    fn is_free(&self, subject: &Subject) -> bool {
+        !self.changing.borrow().contains(subject)
+    }
+
+    fn begin_change(&self, subject: Subject) -> Change<'_> {
         self.changing.borrow_mut().insert(subject.clone());
-        Ok(Change { disks: self, subject })
+        Change { disks: self, subject }
     }
 
     /// Ends a detached disk. A device that takes longer than [`STOP_NS`] is abandoned; the disk is
@@ -151,7 +166,7 @@ impl Disks {
         }
         let _attaching = Attaching::new(self, &spec);
         // Before it is served, and also if it was left by an attach that has failed.
-        let transfer = incoming.then_some(Transfer::Incoming { id: None });
+        let transfer = incoming.then_some(Transfer::Incoming { id: None, limited: false });
         self.keep_transfer(&spec.name, transfer).await?;
         let serving = match self.serve(core, &spec).await {
             Ok(serving) => serving,
@@ -324,10 +339,14 @@ impl Disks {
         }
         self.limits().change(change).map_err(|what| Error::new(Kind::Usage, what))?;
         self.resources()?.change_limits(change).await?;
-        // Meanwhile disks may have gone, or come with their limits.
-        let changed = self.limits.borrow_mut().change(change);
-        changed.map_err(|what| Error::new(Kind::Usage, what))?;
-        let limits = self.limits();
+        self.has_limits(core, change);
+        Ok(self.limits())
+    }
+
+    /// Makes a stored change of limits.
+    pub(super) fn has_limits(&self, core: &Core, change: &LimitChange) {
+        // It was checked, and others of limits wait.
+        let _ = self.limits.borrow_mut().change(change);
         let (disk, group) = (change.name.clone(), change.group.clone());
         // A disk's group is one of its limits.
         let group = group.filter(|_| disk.is_none());
@@ -338,16 +357,16 @@ impl Disks {
                 if let Ok(target) = self.target(name) {
                     self.apply_limits(core, name, &target);
                 }
-                tracing::info!(disk = %name, limits = ?limits.of_disk(name), "changed its limits");
+                let limits = self.limits.borrow().of_disk(name);
+                tracing::info!(disk = %name, ?limits, "changed its limits");
             }
             (None, Some(group)) => {
-                let of_group = limits.of_group(group);
-                vhost::set_group_limits(core, group, of_group.rates());
-                tracing::info!(%group, limits = ?of_group, "changed the limits of a group");
+                let limits = self.limits.borrow().of_group(group);
+                vhost::set_group_limits(core, group, limits.rates());
+                tracing::info!(%group, ?limits, "changed the limits of a group");
             }
             (None, None) => {}
         }
-        Ok(limits)
     }
 
     /// Lets a disk that has paused or stands still go on. Returns false if it does neither.

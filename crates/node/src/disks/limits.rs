@@ -76,13 +76,6 @@ pub struct LimitChange {
 }
 
 impl LimitChange {
-    /// Whether a disk or a group without limits has none after it.
-    pub(crate) fn changes_nothing(&self) -> bool {
-        let LimitChange { name, group, iops, bytes_per_second, .. } = self;
-        let joins = name.is_some() && group.is_some();
-        !joins && iops.unwrap_or(0) == 0 && bytes_per_second.unwrap_or(0) == 0
-    }
-
     /// Refuses a change that means nothing.
     pub(crate) fn check(&self) -> Result<(), String> {
         if let Some(group) = &self.group {

@@ -31,7 +31,7 @@ use bdev::Bdev;
 use reactor::{Class, Core, Event, JoinHandle, join_all, timeout};
 use vhost::{Target, TargetOptions};
 
-use changes::Subject;
+use changes::{Attaching, Subject};
 
 pub(crate) use changes::Detached;
 
@@ -285,19 +285,25 @@ impl Disks {
             let attaches = self.attaching.borrow().iter().any(|spec| spec.name == *name);
             named.stands_still.is_none() && self.find(name).is_err() && !attaches
         };
-        let missing: Vec<_> = named.into_iter().filter(missing).collect();
-        for Named { spec, attached, .. } in missing {
-            let Ok(_change) = self.change(&spec.name).await else { return };
-            if self.find(&spec.name).is_ok() {
-                continue;
-            }
-            let serving = self.serve(core, &spec).await.map_err(|error| {
-                tracing::error!("{error}");
-                self.report(core, not_opened(&spec, &error));
-                Absent::Failed(error.to_string())
-            });
-            self.all.borrow_mut().push(Disk { spec, attached, serving });
+        let missing = named.into_iter().filter(missing);
+        // None waits for the device of another one.
+        let starting = missing.map(|named| Box::pin(self.start_other(core, named)) as _);
+        join_all(starting.collect()).await;
+    }
+
+    async fn start_other(&self, core: &Core, named: Named) {
+        let Named { spec, attached, .. } = named;
+        let Ok(_change) = self.change(&spec.name).await else { return };
+        if self.find(&spec.name).is_ok() {
+            return;
         }
+        let _attaching = Attaching::new(self, &spec);
+        let serving = self.serve(core, &spec).await.map_err(|error| {
+            tracing::error!("{error}");
+            self.report(core, not_opened(&spec, &error));
+            Absent::Failed(error.to_string())
+        });
+        self.all.borrow_mut().push(Disk { spec: spec.clone(), attached, serving });
     }
 
     /// Notes for operators what has happened.
@@ -598,7 +604,6 @@ fn on_their_way(names: &[String]) -> String {
 mod tests {
     use reactor::sim::{SimConfig, World};
 
-    use super::changes::Attaching;
     use super::*;
     use crate::disks::limits::LimitChange;
     use crate::disks::resources::LocalResources;

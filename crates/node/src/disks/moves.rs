@@ -452,7 +452,7 @@ impl Disks {
                 "taken-back"
             }
             (_, Ok(_)) => return Ok(self.moves_report(core, Some(name))),
-            (Some(Transfer::Incoming { id: Some(id) }), _) => {
+            (Some(Transfer::Incoming { id: Some(id), .. }), _) => {
                 self.forget_source(core, name, id).await?;
                 "waits"
             }

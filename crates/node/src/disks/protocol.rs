@@ -35,7 +35,13 @@ pub(crate) enum ToLauncher {
     /// Store that the disk has moved there.
     Moved { name: String },
     /// Store how far a disk is on its way to another node, or from one.
-    KeepTransfer { name: String, transfer: Option<Transfer> },
+    KeepTransfer {
+        name: String,
+        transfer: Option<Transfer>,
+        /// Limits that come along from another node.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        limits: Vec<LimitChange>,
+    },
     /// Begin a connection to the node to which a disk goes: its descriptor.
     Dial { name: String },
     /// The socket at which disks of other nodes come: its descriptor.

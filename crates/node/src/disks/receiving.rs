@@ -63,7 +63,7 @@ struct Arrival {
 impl Arrival {
     fn stage(&self) -> Stage {
         match self.disks.transfer(&self.name) {
-            Some(Transfer::Incoming { id: Some(id) }) if id == self.id => Stage::Receiving,
+            Some(Transfer::Incoming { id: Some(id), .. }) if id == self.id => Stage::Receiving,
             Some(Transfer::Begun { id, .. }) if id == self.id => Stage::Begun,
             _ => Stage::Whole,
         }
@@ -88,14 +88,12 @@ impl Destination for Arrival {
                 Some(Transfer::Whole { id, .. } | Transfer::Begun { id, .. }) if id == self.id => {
                     Ok(())
                 }
-                Some(Transfer::Incoming { id: Some(id) }) if id == self.id => {
-                    disks.take_limits(core, name, &belongings).await;
-                    let writes_through = belongings.writes_through;
+                Some(Transfer::Incoming { id: Some(id), limited }) if id == self.id => {
                     let runs = target.front_end().is_running();
-                    let stored = disks.come(core, name, id, runs, writes_through).await;
+                    let stored = disks.come(core, name, id, runs, &belongings, limited).await;
                     stored.map_err(|error| error.to_string())?;
                     match runs {
-                        true => target.admit(writes_through),
+                        true => target.admit(belongings.writes_through),
                         false => disks.watch_arrived(core, name),
                     }
                     Ok(())
@@ -110,9 +108,9 @@ impl Destination for Arrival {
             let Arrival { disks, name, .. } = self;
             let _decides = disks.decide(name).await;
             match disks.transfer(name) {
-                Some(Transfer::Incoming { id: Some(id) }) if id == self.id => Ok(true),
-                Some(Transfer::Whole { id, .. }) if id == self.id => {
-                    let again = Transfer::Incoming { id: Some(id) };
+                Some(Transfer::Incoming { id: Some(id), .. }) if id == self.id => Ok(true),
+                Some(Transfer::Whole { id, limited, .. }) if id == self.id => {
+                    let again = Transfer::Incoming { id: Some(id), limited };
                     let stored = disks.keep_transfer(name, Some(again)).await;
                     stored.map(|()| true).map_err(|error| error.to_string())
                 }
@@ -130,9 +128,9 @@ impl Destination for Arrival {
             let Arrival { disks, name, .. } = self;
             let _decides = disks.decide(name).await;
             match disks.transfer(name) {
-                Some(Transfer::Incoming { id: Some(id) }) if id == self.id => {
+                Some(Transfer::Incoming { id: Some(id), limited }) if id == self.id => {
                     disks.incarnations.borrow_mut().remove(name);
-                    let waits = Transfer::Incoming { id: None };
+                    let waits = Transfer::Incoming { id: None, limited };
                     let stored = disks.keep_transfer(name, Some(waits)).await;
                     stored.map_err(|error| error.to_string())
                 }
@@ -204,7 +202,7 @@ impl Disks {
         let never = |what: String| Err(Refusal::Never(what));
         match self.transfer(name) {
             // It may take back what never was whole here.
-            Some(Transfer::Incoming { id: None }) if self.ended_here.borrow().contains(&id) => {
+            Some(Transfer::Incoming { id: None, .. }) if self.ended_here.borrow().contains(&id) => {
                 match hello.given {
                     true => Ok(()),
                     false => never(format!(
@@ -212,12 +210,12 @@ impl Disks {
                     )),
                 }
             }
-            Some(Transfer::Incoming { id: None }) if hello.given => never(format!(
+            Some(Transfer::Incoming { id: None, .. }) if hello.given => never(format!(
                 "its disk {name} waits for a move, and knows nothing of this one, which is over"
             )),
-            Some(Transfer::Incoming { id: None }) => Ok(()),
+            Some(Transfer::Incoming { id: None, .. }) => Ok(()),
             Some(
-                Transfer::Incoming { id: Some(known) }
+                Transfer::Incoming { id: Some(known), .. }
                 | Transfer::Whole { id: known, .. }
                 | Transfer::Begun { id: known, .. },
             ) if known == id => Ok(()),
@@ -244,10 +242,10 @@ impl Disks {
         if let Err(why) = hello.shape.fits(&Shape::of(&target.device().geometry())) {
             return never(format!("its device does not fit: {why}"));
         }
-        if let Some(Transfer::Incoming { id: None }) = self.transfer(name)
+        if let Some(Transfer::Incoming { id: None, limited }) = self.transfer(name)
             && !hello.given
         {
-            let bound = Transfer::Incoming { id: Some(id) };
+            let bound = Transfer::Incoming { id: Some(id), limited };
             let stored = self.keep_transfer(name, Some(bound)).await;
             stored.map_err(|error| Refusal::Later(error.to_string()))?;
             tracing::info!(disk = %name, "a disk comes from another node");
@@ -266,20 +264,36 @@ impl Disks {
         })
     }
 
-    /// Stores that all of a disk is here, and whether its guest begins.
+    /// Stores that all of a disk is here, with its limits, and whether its guest begins.
     async fn come(
         &self,
         core: &Core,
         name: &str,
         id: u64,
         runs: bool,
-        writes_through: bool,
+        belongings: &Belongings,
+        limited: bool,
     ) -> Result<(), Error> {
+        let _change = self.change_of_limits().await;
+        let mut brought = self.brought(name, belongings, limited);
+        let writes_through = belongings.writes_through;
         let stage = match runs {
             true => Transfer::Begun { id, writes_through },
-            false => Transfer::Whole { id, writes_through },
+            false => {
+                let limited = limited || !brought.is_empty();
+                Transfer::Whole { id, writes_through, limited }
+            }
         };
-        self.keep_transfer(name, Some(stage)).await?;
+        match self.keep_transfer_with(name, Some(stage.clone()), &brought).await {
+            // A launcher of an earlier version does not store both at once.
+            Err(error) if error.kind() == Kind::Usage && !brought.is_empty() => {
+                tracing::warn!(disk = name, "it does not have the limits of its source: {error}");
+                brought.clear();
+                self.keep_transfer(name, Some(stage)).await?;
+            }
+            stored => stored?,
+        }
+        brought.iter().for_each(|change| self.has_limits(core, change));
         tracing::info!(disk = name, "a disk has come from another node");
         self.report(core, What::Came { disk: name.to_owned() });
         if runs {
@@ -288,32 +302,39 @@ impl Disks {
         Ok(())
     }
 
-    /// Gives a disk the limits and the group that it had, unless it has some here; and the group
-    /// its limits, unless that has some. Suspends.
-    async fn take_limits(&self, core: &Core, name: &str, belongings: &Belongings) {
+    /// The changes of limits that come along with a disk: its own and its group, unless it has some
+    /// here that no earlier attempt has brought; and its group's, unless that has some here.
+    fn brought(&self, name: &str, belongings: &Belongings, limited: bool) -> Vec<LimitChange> {
         let Belongings { limits: own, group, .. } = belongings;
+        let mut all = self.limits();
+        let has_some = all.of_disk(name) != Limits::default();
+        let brings_some = *own != transfer::Limits::default() || group.is_some();
+        if has_some && !limited || !has_some && !brings_some {
+            return Vec::new();
+        }
         let change = |of: &transfer::Limits| LimitChange {
             iops: Some(of.iops),
             bytes_per_second: Some(of.bytes_per_second),
             burst_ns: Some(of.burst_ns),
             ..LimitChange::default()
         };
-        let mut changes = Vec::new();
-        if self.limits.borrow().of_disk(name) == Limits::default() {
-            let group = group.as_ref().map(|(group, _)| group.clone());
-            changes.push(LimitChange { name: Some(name.to_owned()), group, ..change(own) });
-        }
+        let joins = group.as_ref().map_or("", |(group, _)| group).to_owned();
+        let mut changes =
+            vec![LimitChange { name: Some(name.to_owned()), group: Some(joins), ..change(own) }];
         if let Some((group, limits)) = group
-            && self.limits.borrow().of_group(group) == Limits::default()
+            && *limits != transfer::Limits::default()
+            && all.of_group(group) == Limits::default()
         {
             changes.push(LimitChange { group: Some(group.clone()), ..change(limits) });
         }
-        for change in changes.iter().filter(|change| !change.changes_nothing()) {
-            if let Err(error) = self.change_limits(core, change).await {
-                let (disk, group) = (name, &change.group);
-                tracing::warn!(disk, group, "it does not have the limits of its source: {error}");
+        changes.retain(|change| match all.change(change) {
+            Ok(()) => true,
+            Err(why) => {
+                tracing::warn!(disk = name, "it does not have all limits of its source: {why}");
+                false
             }
-        }
+        });
+        changes
     }
 
     /// Lets the guest of a disk that is whole begin as soon as it wants to.
@@ -334,7 +355,9 @@ impl Disks {
             let other = self.changed.wait_until(|| self.ended.get() || !is_whole());
             race(other, target.until_front_end(FrontEnd::is_running)).await;
             let _decides = self.decide(name).await;
-            let Some(Transfer::Whole { id, writes_through }) = self.transfer(name) else { return };
+            let Some(Transfer::Whole { id, writes_through, .. }) = self.transfer(name) else {
+                return;
+            };
             if !target.front_end().is_running() {
                 continue;
             }
@@ -373,12 +396,13 @@ impl Disks {
             return Err(Error::new(Kind::System, what));
         }
         let _decides = self.decide(name).await;
-        if self.transfer(name) != Some(Transfer::Incoming { id: Some(id) }) {
-            return Err(Error::new(Kind::Usage, format!("disk {name} has come meanwhile")));
-        }
+        let limited = match self.transfer(name) {
+            Some(Transfer::Incoming { id: Some(known), limited }) if known == id => limited,
+            _ => return Err(Error::new(Kind::Usage, format!("disk {name} has come meanwhile"))),
+        };
         self.ended_here.borrow_mut().insert(id);
         self.incarnations.borrow_mut().remove(name);
-        self.keep_transfer(name, Some(Transfer::Incoming { id: None })).await
+        self.keep_transfer(name, Some(Transfer::Incoming { id: None, limited })).await
     }
 
     /// Forgets how far a detached disk is; the state directory has forgotten it. Suspends until no
@@ -398,7 +422,7 @@ impl Disks {
             && let Ok(resources) = self.resources()
         {
             // A source has changed it meanwhile.
-            let _ = resources.keep_transfer(name, None).await;
+            let _ = resources.keep_transfer(name, None, &[]).await;
         }
         self.changed.notify_all();
     }

@@ -172,12 +172,13 @@ impl LocalResources {
         self.state.as_ref()?.transfer(name)
     }
 
-    /// Stores that. Suspends until it is durable or, if it fails, until the state directory
-    /// certainly has what it had before.
+    /// Stores that, and limits that come along. Suspends until it is durable or, if it fails, until
+    /// the state directory certainly has what it had before.
     pub async fn keep_transfer(
         &self,
         name: &str,
         transfer: Option<&Transfer>,
+        limits: &[LimitChange],
     ) -> Result<(), Error> {
         #[cfg(feature = "testing")]
         if let Some(kept) = &*self.kept.borrow() {
@@ -185,7 +186,7 @@ impl LocalResources {
             kept.keep_transfer(name, text);
         }
         let Some(state) = &self.state else { return Ok(()) };
-        let stored = state.keep_transfer(name, transfer).await;
+        let stored = state.keep_transfer(name, transfer, limits).await;
         self.out_of_doubt(name).await;
         stored.map_err(system)
     }
@@ -451,8 +452,8 @@ impl Resources {
         }
     }
 
-    /// Stores how far a disk is on its way to another node, or from one. Suspends until that is
-    /// durable.
+    /// Stores how far a disk is on its way to another node, or from one, and limits that come
+    /// along. Suspends until that is durable.
     ///
     /// # Errors
     /// When it cannot be stored; then nothing has changed.
@@ -460,12 +461,13 @@ impl Resources {
         &self,
         name: &str,
         transfer: Option<&Transfer>,
+        limits: &[LimitChange],
     ) -> Result<(), Error> {
         match self {
-            Resources::Local(local, _) => local.keep_transfer(name, transfer).await,
+            Resources::Local(local, _) => local.keep_transfer(name, transfer, limits).await,
             Resources::Launcher(channel, ..) => {
                 let (name, transfer) = (name.to_owned(), transfer.cloned());
-                let keep = ToLauncher::KeepTransfer { name, transfer };
+                let keep = ToLauncher::KeepTransfer { name, transfer, limits: limits.to_vec() };
                 channel.ask(&keep, &[]).await.map(drop)
             }
         }

@@ -28,7 +28,7 @@ use vhost::{FrontEnd, Target};
 use super::Disks;
 use super::moves::{Goal, Move, Stop, Switch, system, unless_stopped};
 use crate::disks::events::What;
-use crate::disks::limits::Limits;
+use crate::disks::limits::{LimitChange, Limits};
 use crate::disks::transfers::{Peer, Transfer};
 use crate::error::{Error, Kind};
 use crate::mutant::{self, Mutant};
@@ -95,7 +95,17 @@ impl Disks {
         name: &str,
         transfer: Option<Transfer>,
     ) -> Result<(), Error> {
-        self.resources()?.keep_transfer(name, transfer.as_ref()).await?;
+        self.keep_transfer_with(name, transfer, &[]).await
+    }
+
+    /// Stores it together with changes of limits.
+    pub(super) async fn keep_transfer_with(
+        &self,
+        name: &str,
+        transfer: Option<Transfer>,
+        limits: &[LimitChange],
+    ) -> Result<(), Error> {
+        self.resources()?.keep_transfer(name, transfer.as_ref(), limits).await?;
         match transfer {
             Some(transfer) => self.transfers.borrow_mut().insert(name.to_owned(), transfer),
             None => self.transfers.borrow_mut().remove(name),
@@ -193,7 +203,10 @@ impl Disks {
             migrates: Cell::default(),
             has_left: Cell::default(),
         });
-        self.keep_transfer(name, Some(sending.stage())).await?;
+        if let Err(error) = self.keep_transfer(name, Some(sending.stage())).await {
+            self.abandon(core, name, &sending.sender).await;
+            return Err(error);
+        }
         tracing::info!(disk = name, to = %to, "moving a disk to another node");
         self.report(core, What::MoveBegun { disk: name.to_owned(), uri: to.to_string() });
         let anyway = sending.anyway.get();

@@ -208,7 +208,7 @@ impl State {
         self.kept.borrow().transfers.get(disk).cloned()
     }
 
-    /// Stores how far a disk is. Suspends until that is durable.
+    /// Stores how far a disk is, and limits that come along. Suspends until that is durable.
     ///
     /// # Errors
     /// When it cannot be written.
@@ -216,12 +216,15 @@ impl State {
         &self,
         disk: &str,
         transfer: Option<&Transfer>,
+        limits: &[LimitChange],
     ) -> Result<(), String> {
         self.change(|kept| {
             match transfer {
                 Some(transfer) => kept.transfers.insert(disk.to_owned(), transfer.clone()),
                 None => kept.transfers.remove(disk),
             };
+            // They were checked.
+            limits.iter().for_each(|change| drop(kept.limits.change(change)));
         })
         .await
     }

@@ -59,14 +59,21 @@ pub(crate) enum Transfer {
     Given { id: u64, to: Peer },
     /// It is the other node's.
     Sent { id: u64, to: Peer },
-    /// It waits for its data; from this move, if there is one.
-    Incoming { id: Option<u64> },
-    /// All of it is here. The guest has not begun; it has switched its write cache off if it
-    /// `writes_through`.
+    /// It waits for its data; from this move, if there is one. An earlier attempt has brought its
+    /// limits if it is `limited`.
+    Incoming {
+        id: Option<u64>,
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        limited: bool,
+    },
+    /// All of it is here, with its limits if it is `limited`. The guest has not begun; it has
+    /// switched its write cache off if it `writes_through`.
     Whole {
         id: u64,
         #[serde(default)]
         writes_through: bool,
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        limited: bool,
     },
     /// The guest has begun to use it here.
     Begun {
@@ -105,8 +112,10 @@ impl Transfer {
                 Some(format!("was given to {to}, which has not confirmed"))
             }
             Transfer::Sent { to, .. } => Some(format!("has moved to {to}")),
-            Transfer::Incoming { id: None } => Some("waits for a move".to_owned()),
-            Transfer::Incoming { id: Some(_) } => Some("is coming from another node".to_owned()),
+            Transfer::Incoming { id: None, .. } => Some("waits for a move".to_owned()),
+            Transfer::Incoming { id: Some(_), .. } => {
+                Some("is coming from another node".to_owned())
+            }
             Transfer::Whole { .. } => Some("has come; its guest has not begun".to_owned()),
         }
     }
@@ -130,9 +139,9 @@ mod tests {
             Transfer::Sending { id, to: to("b"), anyway: true, leaves: false },
             Transfer::Given { id, to: to("b") },
             Transfer::Sent { id, to: to("b") },
-            Transfer::Incoming { id: None },
-            Transfer::Incoming { id: Some(id) },
-            Transfer::Whole { id, writes_through: true },
+            Transfer::Incoming { id: None, limited: false },
+            Transfer::Incoming { id: Some(id), limited: true },
+            Transfer::Whole { id, writes_through: true, limited: false },
             Transfer::Begun { id, writes_through: false },
         ];
         for transfer in all {

@@ -12,6 +12,7 @@ use super::child::Child;
 use super::front_door::FrontDoor;
 use super::operators::Order;
 use super::store::{Kept, Store};
+use crate::disks::DISKS_MAX;
 use crate::disks::events::What;
 use crate::disks::limits::{LimitChange, Limits};
 use crate::disks::protocol::{Hello, Opened, ToLauncher, VERSION};
@@ -25,7 +26,7 @@ use crate::patience::{Exclusive, Patience, patiently};
 /// How long a node that has closed its socket may take to end.
 const END_NS: u64 = 1_000_000_000;
 /// Maximum number of disks being opened for a node.
-const OPENING_MAX: usize = 64;
+const OPENING_MAX: usize = DISKS_MAX;
 
 /// A disk that a node has, or had when it died.
 pub(super) struct OpenDisk {
@@ -249,9 +250,10 @@ impl Launcher {
                 }
                 json_answer(&())
             }
-            ToLauncher::KeepTransfer { name, transfer } => {
+            ToLauncher::KeepTransfer { name, transfer, limits } => {
                 self.check_transfer(&name, transfer.as_ref())?;
-                self.resources.keep_transfer(&name, transfer.as_ref()).await?;
+                self.check_limits(&name, &limits)?;
+                self.resources.keep_transfer(&name, transfer.as_ref(), &limits).await?;
                 json_answer(&())
             }
             ToLauncher::Dial { name } => {
@@ -322,9 +324,7 @@ impl Launcher {
             }
             ToLauncher::Limits => json_answer(&self.resources.limits()),
             ToLauncher::ChangeLimits { change } => {
-                if !self.comes_with(&change)
-                    && !self.orders.borrow().contains(&Order::Limit(change.clone()))
-                {
+                if !self.orders.borrow().contains(&Order::Limit(change.clone())) {
                     let name = change.name.or(change.group).unwrap_or_default();
                     return Err(unasked(&name, "limited"));
                 }
@@ -334,22 +334,27 @@ impl Launcher {
         }
     }
 
-    /// Whether a disk may bring this along from another node: its limits, or those of its group if
-    /// that has none here.
-    fn comes_with(&self, change: &LimitChange) -> bool {
-        let comes = |name: &String| {
-            let transfer = self.resources.transfer(name);
-            matches!(transfer, Some(Transfer::Incoming { id: Some(_) }))
-        };
+    /// A disk that comes from another node may bring limits along, unless it has some here that no
+    /// earlier attempt has brought; and those of the group that it joins if that has none here.
+    fn check_limits(&self, name: &str, limits: &[LimitChange]) -> Result<(), Error> {
+        let Some(first) = limits.first() else { return Ok(()) };
         let all = self.resources.limits();
-        match (&change.name, &change.group) {
-            (Some(name), _) => comes(name) && all.of_disk(name) == Limits::default(),
-            (None, Some(group)) => {
-                let mut disks = all.disks.iter();
-                all.of_group(group) == Limits::default()
-                    && disks.any(|(name, own)| own.group.as_ref() == Some(group) && comes(name))
+        let may = match self.resources.transfer(name) {
+            Some(Transfer::Incoming { id: Some(_), limited }) => {
+                limited || all.of_disk(name) == Limits::default()
             }
-            (None, None) => false,
+            _ => false,
+        };
+        let own = first.name.as_deref() == Some(name);
+        let joins = |change: &LimitChange| {
+            let group = change.group.as_ref().filter(|_| change.name.is_none());
+            group.is_some_and(|group| {
+                first.group.as_ref() == Some(group) && all.of_group(group) == Limits::default()
+            })
+        };
+        match may && own && limits[1..].iter().all(joins) {
+            true => Ok(()),
+            false => Err(unasked(name, "limited")),
         }
     }
 

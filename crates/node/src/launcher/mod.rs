@@ -271,8 +271,9 @@ impl Launcher {
             core.spawn(Class::Control, async move {
                 if let Err(error) = resuming.channel.ask(&ToNode::Resume, &[]).await {
                     tracing::error!("the node does not continue with its new launcher: {error}");
-                    resuming.kill();
+                    return resuming.kill();
                 }
+                let _ = resuming.channel.ask(&ToNode::StartOthers, &[]).await;
             });
             tracing::info!(node = node.pid.as_raw(), "this program is the launcher now");
         }

@@ -118,7 +118,8 @@ struct Ordered<'a> {
 
 impl<'a> Ordered<'a> {
     /// # Errors
-    /// When the disk is being attached or moved: the node's questions name only the disk.
+    /// When the disk is there, or is being attached or moved: the node's questions name only the
+    /// disk.
     fn new(launcher: &'a Launcher, order: Order) -> Result<Ordered<'a>, Error> {
         let mut orders = launcher.orders.borrow_mut();
         if let Some((name, _)) = order.opens()
@@ -127,6 +128,11 @@ impl<'a> Ordered<'a> {
         {
             let what = format!("disk {name} is being {done}");
             return Err(Error::new(Kind::Usage, what).hint("wait for the end of that command"));
+        }
+        if let Order::Attach { disk: DiskSpec { name, .. }, .. } = &order
+            && launcher.open.borrow().contains_key(name)
+        {
+            return Err(Error::new(Kind::Usage, format!("two disks have the name {name}")));
         }
         orders.push(order.clone());
         drop(orders);
@@ -139,6 +145,8 @@ impl Drop for Ordered<'_> {
         let mut orders = self.launcher.orders.borrow_mut();
         let at = orders.iter().position(|one| *one == self.order);
         at.map(|at| orders.swap_remove(at));
+        drop(orders);
+        self.launcher.changed.notify_all();
     }
 }
 
@@ -179,9 +187,10 @@ impl Commands for Operators {
             Request::DiskResume { name } => Some(name.clone()),
             _ => None,
         };
-        if !request.only_looks() {
-            // It is for the node that has the disks then.
-            launcher.changed.wait_until(|| !launcher.handing_over.get()).await;
+        // It is for the node, and for the launcher's program, that have the disks then.
+        let waits = || launcher.renewing.get() || launcher.handing_over.get();
+        if request.changes_a_disk() {
+            launcher.changed.wait_until(|| !waits()).await;
         }
         let order = match order {
             Some(order) => Some(Ordered::new(launcher, order)?),

@@ -10,6 +10,8 @@ use crate::admin::Request;
 pub(crate) enum ToNode {
     /// Run a request of the admin socket: the answer is the result as JSON.
     Run { request: Request },
+    /// Answer when no disk is being changed, or after a while.
+    Settle,
     /// Hand over on the line that comes along: the answer is the pause in microseconds.
     HandOver,
     /// Whether the node could hand over, as far as its disks go: the answer is the reason against
@@ -22,6 +24,9 @@ pub(crate) enum ToNode {
     /// Live on when this launcher ends, and send nothing after the answer: the launcher's program
     /// is about to be replaced.
     Hold,
-    /// End with the launcher again, and continue: this is the new program.
+    /// End with the launcher again, and continue.
     Resume,
+    /// Start the disks that the configuration has named since the start: this is a new program,
+    /// which has read it.
+    StartOthers,
 }

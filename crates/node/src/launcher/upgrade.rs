@@ -18,8 +18,8 @@ use crate::upgrade::{START_NS, Successor};
 
 /// How long clients at the admin socket may stay when the program is about to be replaced.
 const CLIENTS_NS: u64 = 1_000_000_000;
-/// How long the node's earlier requests may take then: disks that are being opened.
-const ANSWERS_NS: u64 = 1_000_000_000;
+/// How long the node may wait for the answers to its last questions.
+const ANSWERS_NS: u64 = 250_000_000;
 /// How long a handover may take: the sum of its own limits, and a margin; and so much more for each
 /// disk. A successor that was killed after it had taken a disk would end everything.
 const HAND_OVER_NS: u64 = 60_000_000_000;
@@ -160,6 +160,9 @@ impl Launcher {
         let handed = async {
             self.until_begun(&node).await?;
             let line = [ours.into()];
+            // Meanwhile other disks are changed. A node of another version does not know it.
+            let settled = old.channel.ask(&ToNode::Settle, &[]);
+            let _ = within(&self.core, 2 * START_NS, settled).await;
             asked_ns.set(self.core.now_ns());
             self.set_handing_over(true);
             let asked = old.channel.ask(&ToNode::HandOver, &line);
@@ -169,9 +172,7 @@ impl Launcher {
             answer.and_then(|answer| answer.read::<u64>()).map_err(|error| error.to_string())
         };
         let handed = handed.await;
-        let replaced = self.decide(old, &node, handed, asked_ns.get()).await;
-        self.set_handing_over(false);
-        replaced
+        self.decide(old, &node, handed, asked_ns.get()).await
     }
 
     /// Makes a successor the node, or ends it.
@@ -185,14 +186,19 @@ impl Launcher {
         match handed {
             Ok(pause_us) => {
                 self.make_current(node);
+                self.set_handing_over(false);
                 Ok(Successor { pid: node.pid.as_raw() as u32, pause_us, serves: false })
             }
             Err(why) => {
                 // A process that has closed its end is about to end.
                 self.core.sleep_ns(ABOUT_TO_END_NS).await;
-                if self.has_taken_over(old, node).await {
-                    tracing::warn!("the previous node ended while it handed over: {why}");
+                let has_taken_over = self.has_taken_over(old, node).await;
+                if has_taken_over {
                     self.make_current(node);
+                }
+                self.set_handing_over(false);
+                if has_taken_over {
+                    tracing::warn!("the previous node ended while it handed over: {why}");
                     let pause_us = (self.core.now_ns() - asked_ns) / 1000;
                     return Ok(Successor {
                         pid: node.pid.as_raw() as u32,
@@ -247,39 +253,56 @@ impl Launcher {
         let succeeded = || old.has_ended() && node.is_serving();
         self.changed.wait_until(|| succeeded() || node.has_ended()).await;
         let unwanted = || self.stopping.get() || self.waiting.get() > 0 || node.has_ended();
-        // Clients that stay longer are disconnected.
-        self.resources.events().close(true);
-        let left = race(self.clients.until_none(), self.changed.wait_until(unwanted));
-        let _ = timeout(core, CLIENTS_NS, left).await;
-        loop {
-            // Other disks do not wait for the device of one that is being opened.
-            self.changed.wait_until(|| unwanted() || node.opening() == 0).await;
+        // Other disks do not wait for the device of one that is being opened.
+        let idle = || node.opening() == 0 && self.orders.borrow().is_empty();
+        let mut tried = false;
+        while !tried {
+            self.changed.wait_until(|| unwanted() || idle()).await;
             if unwanted() {
-                break;
+                return;
             }
-            // From here on, incoming messages wait in the sockets.
-            if let Err(error) = node.channel.ask(&ToNode::Hold, &[]).await {
-                tracing::warn!("the launcher stays as it is: {error}");
-                break;
-            }
-            self.set_renewing(true);
             // It is a node of this program.
             self.dismiss_spare().await;
-            let answered = timeout(core, ANSWERS_NS, self.until_all_is_answered(&node)).await;
-            if answered.is_ok() && !unwanted() {
-                let why = self.become_program(&node, program).await;
-                tracing::warn!(program = %program.display(), "the launcher stays as it is: {why}");
+            // Those that connect now wait. Those that stay longer are disconnected.
+            self.clients.close(true);
+            self.resources.events().close(true);
+            let left = race(self.clients.until_none(), self.changed.wait_until(unwanted));
+            let _ = timeout(core, CLIENTS_NS, left).await;
+            if !unwanted() && idle() {
+                tried = self.become_program_of(&node, program, &unwanted).await;
             }
-            self.set_renewing(false);
-            if let Err(error) = node.channel.ask(&ToNode::Resume, &[]).await {
-                tracing::error!("the node does not continue: {error}");
-                node.kill();
-            }
-            if answered.is_ok() {
-                break;
-            }
+            self.resources.events().close(false);
+            self.clients.close(false);
         }
-        self.resources.events().close(false);
+    }
+
+    /// Replaces this program while the node holds its messages back. Returns whether that was
+    /// tried: not while the node waits for an answer.
+    async fn become_program_of(
+        &self,
+        node: &Rc<Child>,
+        program: &Path,
+        unwanted: &dyn Fn() -> bool,
+    ) -> bool {
+        self.set_renewing(true);
+        // From here on, incoming messages wait in the sockets.
+        if let Err(error) = node.channel.ask(&ToNode::Hold, &[]).await {
+            self.set_renewing(false);
+            tracing::warn!("the launcher stays as it is: {error}");
+            return true;
+        }
+        let answered = timeout(&self.core, ANSWERS_NS, self.until_all_is_answered(node)).await;
+        let tries = answered.is_ok() && !unwanted();
+        if tries {
+            let why = self.become_program(node, program).await;
+            tracing::warn!(program = %program.display(), "the launcher stays as it is: {why}");
+        }
+        self.set_renewing(false);
+        if let Err(error) = node.channel.ask(&ToNode::Resume, &[]).await {
+            tracing::error!("the node does not continue: {error}");
+            node.kill();
+        }
+        tries
     }
 
     /// Waits until a node that asks nothing any more has all answers.

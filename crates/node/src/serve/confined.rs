@@ -326,6 +326,10 @@ impl Requests {
                 let pause_us = handed.map_err(|why| Error::new(Kind::System, why))?;
                 json_answer(&pause_us)
             }
+            ToNode::Settle => {
+                self.upgrader.settle().await;
+                json_answer(&())
+            }
             ToNode::MayHandOver => json_answer(&self.upgrader.may_hand_over().err()),
             ToNode::Stop => {
                 tracing::info!(
@@ -343,6 +347,12 @@ impl Requests {
             }
             ToNode::Hold => self.hold(),
             ToNode::Resume => self.resume(),
+            ToNode::StartOthers => {
+                if let Some(admin) = self.admin.get() {
+                    admin.disks.start_others(&self.core).await;
+                }
+                json_answer(&())
+            }
         }
     }
 
@@ -353,20 +363,13 @@ impl Requests {
         json_answer(&())
     }
 
-    /// Makes the node end with its launcher again, which has another program now.
+    /// Makes the node end with its launcher again, which may have another program now.
     fn resume(&self) -> Answered {
         let launcher = self.node.confined.as_ref().map(|confined| confined.launcher);
         if launcher.is_none_or(|launcher| end_with_launcher(launcher).is_err()) {
             std::process::exit(1);
         }
         self.channel.hold(false);
-        // The new program has read the configuration again.
-        let (core, admin) = (self.core.clone(), self.admin.clone());
-        self.core.spawn(Class::Control, async move {
-            if let Some(admin) = admin.get() {
-                admin.disks.start_others(&core).await;
-            }
-        });
         json_answer(&())
     }
 }

@@ -213,6 +213,14 @@ impl Upgrader {
         self.decided(&disks, handed)
     }
 
+    /// Waits until no disk is being changed, but not for ever.
+    pub async fn settle(&self) {
+        let disks = self.disks.borrow().clone();
+        if let Some(disks) = disks {
+            disks.unchanged(&self.core, START_NS).await;
+        }
+    }
+
     /// Whether the disks could be handed over, as far as is known.
     ///
     /// # Errors
