@@ -8,8 +8,9 @@ import subprocess
 import guest
 import millrace
 import pytest
+from front_end import FLUSH, OK, SET_OWNER, FrontEnd
 from test_admin import Node, spec
-from test_disks import Disks
+from test_disks import Disks, image
 from test_limits import driven, operations, use
 
 
@@ -97,6 +98,53 @@ def test_a_follower_hears_of_deaths_and_upgrades(tmp_path):
         assert [event["number"] for event in all_events] == list(range(1, len(all_events) + 1))
         assert "upgrade" in millrace.fail("upgrade", "--to", "/bin/false", "--state", node.state)
         assert names(events(node))[-1] == "upgrade-failed"
+
+
+def happened(node, name):
+    """The one event of this name, without its number and time."""
+    found = guest.wait_for(name, lambda: [event for event in events(node) if event["event"] == name])
+    assert len(found) == 1
+    return {field: value for field, value in found[0].items() if field not in ("number", "time_ms")}
+
+
+def test_a_ring_that_a_guest_corrupts_is_an_event(tmp_path):
+    with Node(tmp_path) as node:
+        node.do("attach", spec(tmp_path, "a"))
+        with FrontEnd(tmp_path / "a.sock") as front_end:
+            assert front_end.call(FLUSH, ring=1) == OK
+            front_end.offer(99, ring=1)
+            why = "head 99 is outside the ring"
+            assert happened(node, "ring-broken") == {"event": "ring-broken", "disk": "a", "ring": 1, "why": why}
+            assert f"ring 1: {why}" in millrace.succeed("events", "--state", node.state)
+            assert node.disks("stat")["a"]["broken_rings"] == 1
+            assert front_end.call(FLUSH, ring=0) == OK, "the other ring goes on"
+        guest.wait_for("the end", lambda: names(events(node))[-1] == "disconnected")
+
+
+def test_a_connection_that_the_node_closes_is_an_event(tmp_path):
+    with Node(tmp_path) as node:
+        node.do("attach", spec(tmp_path, "a"))
+        with FrontEnd(tmp_path / "a.sock") as front_end:
+            front_end.send(SET_OWNER, flags=2)
+            assert front_end.is_closed()
+            closed = happened(node, "connection-closed")
+        assert "expected version 1" in closed.pop("why")
+        assert closed == {"event": "connection-closed", "disk": "a", "process": os.getpid()}
+        assert names(events(node)) == ["serving", "attached", "connected", "connection-closed"]
+        with FrontEnd(tmp_path / "a.sock") as front_end:
+            assert front_end.call(FLUSH) == OK, "the next one is served"
+
+
+def test_a_disk_that_cannot_be_opened_at_the_start_is_an_event(tmp_path):
+    with Node(tmp_path) as node:
+        node.do("attach", spec(tmp_path, "kept"))
+        node.do("attach", spec(tmp_path, "lost", f"file:{image(tmp_path / 'lost.img', 8)}"))
+        node.kill()
+        (tmp_path / "lost.img").unlink()
+        node.start()
+        failed = happened(node, "not-opened")
+        assert "lost.img" in failed.pop("why")
+        assert failed == {"event": "not-opened", "disk": "lost"}
 
 
 @pytest.mark.parametrize("sandbox", ["on", "off"])

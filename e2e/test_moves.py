@@ -153,6 +153,21 @@ def test_an_aborted_move_leaves_the_disk_where_it_is(node, tmp_path):
     assert filecmp.cmp(old, new, shallow=False)
 
 
+def test_a_change_of_the_limit_lets_no_more_pass(node, tmp_path):
+    old = tmp_path / "a.img"
+    old.write_bytes(random.Random(5).randbytes(SIZE))
+    node.do("attach", spec(tmp_path, "a", f"file:{old}"))
+    node.do("move", "--limit", "64K")
+    move(node, "a", tmp_path / "b.img", "--background")
+    guest.wait_for("some of it", lambda: status(node)["copied_bytes"] > 0)
+    for more in range(1, 5):
+        time.sleep(0.5)
+        node.do("move", "--limit", (64 << 10) + more)
+    time.sleep(0.5)
+    assert status(node)["copied_bytes"] < 4 << 20
+    node.do("move", "a", "--abort")
+
+
 @pytest.mark.parametrize("how", ["aborted", "killed"])
 def test_a_command_that_waits_for_a_move_fails_if_that_does_not_move_the_disk(node, tmp_path, how):
     old, new = filled(tmp_path / "a.img"), tmp_path / "b.img"

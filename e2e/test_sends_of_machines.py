@@ -180,12 +180,18 @@ def begin(on, bandwidth=4_000_000):
     return arrives
 
 
-@pytest.mark.parametrize("how", ["cancelled", "destination killed"])
-def test_a_migration_that_fails_while_memory_is_sent_leaves_the_disk_here(places, how):
+@pytest.mark.parametrize("how", ["cancelled", "destination killed", "destination killed while the disk is copied"])
+def test_a_migration_that_fails_while_memory_is_sent_leaves_the_disk_here(places, how, long):
+    copies = how.endswith("copied")
+    if copies and not long:
+        pytest.skip("only with --long")
     on = places(secs=25)
-    on.prepare()
+    if copies:
+        on.here.do("move", "--limit", "64K")
+    on.prepare(wait=not copies)
     for nth in range(2):
         arrives = begin(on)
+        assert not copies or on.here.status()["stage"] == "copying"
         if how == "cancelled":
             on.vm.qmp.do("migrate_cancel")
         arrives.kill()
@@ -193,6 +199,7 @@ def test_a_migration_that_fails_while_memory_is_sent_leaves_the_disk_here(places
         assert on.vm.status() == "running"
         on.ticks()
         assert on.here.stage() == "sending" and on.here.elsewhere() is None and on.there.stage() == "incoming"
+    on.here.do("move", "--limit", "0")
     # A machine that is paused for another reason keeps its disk.
     on.vm.stop()
     time.sleep(0.5)
@@ -238,16 +245,22 @@ def test_a_machine_that_continues_at_both_ends_has_its_disk_at_one(places):
     assert "its guest has begun at" in on.here.refuses("move", "a", "--abort")
 
 
-@pytest.mark.parametrize("when", ["ready", "moved"])
-def test_the_source_machine_is_killed(places, when):
+@pytest.mark.parametrize("when", ["copying", "ready", "moved"])
+def test_the_source_machine_is_killed(places, when, long):
+    if when == "copying" and not long:
+        pytest.skip("only with --long")
     on = places(secs=20)
-    on.prepare()
-    if when == "ready":
+    if when == "copying":
+        on.here.do("move", "--limit", "64K")
+    on.prepare(wait=when != "copying")
+    if when != "moved":
         arrives = begin(on)
+        assert when == "ready" or on.here.status()["stage"] == "copying"
         on.vm.kill()
         arrives.kill()
         time.sleep(0.5)
         assert on.here.stage() == "sending" and on.here.elsewhere() is None
+        on.here.do("move", "--limit", "0")
         # The machine starts again where its disk is.
         on.vm = on.stack.enter_context(guest.Guest(on.tmp_path / "again", on.here.socket(), **on.words))
         on.vm.wait_for(TICK)
@@ -257,6 +270,73 @@ def test_the_source_machine_is_killed(places, when):
     else:
         on.migrate(before=lambda _: on.vm.kill())
         on.finish()
+
+
+# In which stages the disk is, and the frame that stops there, and whether that is delivered.
+HELD = {"stopped": (("sending", "incoming"), FLUSH, True), "given": (("given", "incoming"), OWN, False), "owned": (("given", "whole"), OWN, True)}
+
+
+def is_held(on, phase):
+    """Waits until a move stands still in a phase."""
+    assert on.way.held.wait(20), on.here.said()[-2000:]
+    expected = HELD[phase][0]
+    guest.wait_for(expected, lambda: (on.here.stage(), on.there.stage()) == expected, 20)
+
+
+@pytest.mark.parametrize("phase", ["copying", *HELD])
+def test_the_source_machine_is_killed_when_it_has_stopped(places, phase, long):
+    """The disk goes to the destination, also if little of it is there."""
+    if phase in ("copying", "owned") and not long:
+        pytest.skip("only with --long")
+    on = places(secs=20, between=True)
+    if phase == "copying":
+        on.here.do("move", "--limit", "64K")
+    on.prepare(wait=phase != "copying")
+
+    def killed(_):
+        if phase != "copying":
+            is_held(on, phase)
+        elif on.machines == 2:
+            # QEMU has not spoilt a move, after which the disk would be ready.
+            assert on.here.status()["stage"] == "copying"
+        on.vm.kill()
+        guest.wait_for("the node", lambda: not on.here.disks()["a"].get("connected"))
+        on.here.do("move", "--limit", "0")
+        on.way.go_on()
+
+    on.migrate(before=killed, arm=lambda: phase == "copying" or on.way.hold_at(*HELD[phase][1:]))
+    on.finish()
+
+
+@pytest.mark.parametrize("phase", ["copying", *HELD])
+def test_the_destination_machine_is_killed_when_the_source_has_stopped(places, phase, long):
+    """The machine goes on at the source, with its disk."""
+    if phase in ("copying", "owned") and not long:
+        pytest.skip("only with --long")
+    on = places(secs=25, between=True)
+    if phase == "copying":
+        on.here.do("move", "--limit", "64K")
+    on.prepare(wait=phase != "copying")
+    arrives = begin(on, guest.FAST)
+    if phase != "copying":
+        on.way.hold_at(*HELD[phase][1:])
+    on.vm.end_migration(early=True)
+    if phase == "copying":
+        assert on.here.status()["stage"] == "copying"
+    else:
+        is_held(on, phase)
+    arrives.kill()
+    on.vm.cont()
+    if phase in ("copying", "stopped"):
+        # It does not need the other node.
+        on.ticks(more=2)
+    on.here.do("move", "--limit", "0")
+    on.way.go_on()
+    on.ticks(more=2)
+    assert on.here.elsewhere() is None and on.there.stage() == "incoming"
+    on.send_again()
+    on.migrate()
+    on.finish()
 
 
 # ------------------------------------------------------------------------------------------------------- deaths and cuts
@@ -312,11 +392,9 @@ def test_a_move_survives(places, accident, phase, long):
             continue
 
         def struck(_):
-            assert on.way.held.wait(20), on.here.said()[-2000:]
-            expected = {"stopped": ("sending", "incoming"), "given": ("given", "incoming"), "owned": ("given", "whole")}[phase]
-            guest.wait_for(expected, lambda: (on.here.stage(), on.there.stage()) == expected, 20)
+            is_held(on, phase)
             strike(on)
             on.way.go_on()
 
-        on.migrate(before=struck, arm=lambda: on.way.hold_at(FLUSH if phase == "stopped" else OWN, phase != "given"))
+        on.migrate(before=struck, arm=lambda: on.way.hold_at(*HELD[phase][1:]))
     on.finish()

@@ -1,9 +1,12 @@
 """A launcher that is killed comes back by itself: the service manager has its connections, and neither QEMU nor the guest notices."""
 
 import random
+import shutil
+import subprocess
 import time
 
 import guest
+import millrace
 import pytest
 from manager import Managed
 from test_admin import spec
@@ -134,3 +137,21 @@ def test_nonsense_in_the_store_is_removed(managed):
     assert "is not known any more" in managed.said()
     # The disk is there, under its next number.
     assert manager.names() == {"millrace.disk.78", "millrace.disk.x", "else"}
+
+
+def test_systemd_accepts_the_unit(tmp_path):
+    if not shutil.which("systemd-analyze"):
+        pytest.skip("systemd-analyze is missing")
+    unit = (millrace.ROOT / "contrib" / "systemd" / "millrace.service").read_text()
+    assert "ExecStart=/usr/bin/millrace serve" in unit
+
+    def complaints(text):
+        path = tmp_path / "millrace.service"
+        path.write_text(text.replace("/usr/bin/millrace", str(millrace.BINARY.resolve())))
+        command = ["systemd-analyze", "verify", "--man=no", path]
+        return subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=60)
+
+    done = complaints(unit)
+    assert (done.returncode, done.stdout) == (0, "")
+    # It would find a key that systemd does not know.
+    assert "FileDescriptorStoreMaximum" in complaints(unit.replace("FileDescriptorStoreMax", "FileDescriptorStoreMaximum")).stdout

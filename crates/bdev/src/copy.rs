@@ -23,7 +23,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::task::Poll;
 
-use reactor::{Buf, Core};
+use reactor::{Buf, Core, Event, timeout};
 
 use crate::buf_channel::BufIo;
 use crate::device::Bdev;
@@ -44,8 +44,6 @@ const FAR_LANES: usize = 32;
 const FAR_PIECE_BYTES: u64 = 128 << 10;
 /// How long a lane that is not used does not notice that it is again, in nanoseconds.
 const LOOK_NS: u64 = 20_000_000;
-/// How long a copy that waits for its rate does not notice another one, in nanoseconds.
-const PAY_NS: u64 = 100_000_000;
 /// The device is asked for the extents of so many bytes, and so many extents, at once.
 const EXTENT_BYTES: u64 = 1 << 30;
 const EXTENTS: usize = 1024;
@@ -59,11 +57,15 @@ pub struct Copy {
     size_bytes: u64,
     copied_bytes: Cell<u64>,
     gentle: Cell<bool>,
-    /// When the next piece may begin, and nanoseconds for each byte.
-    next_ns: Cell<u64>,
+    /// When all that was ordered at the present rate is paid for.
+    paid_ns: Cell<u64>,
+    /// Bytes of pieces that wait for their turn.
+    waiting_bytes: Cell<u64>,
     bytes_per_second: Cell<u64>,
     /// The number of changes of the rate.
     changes: Cell<u64>,
+    /// Notified then.
+    changed: Event,
 }
 
 impl Copy {
@@ -84,9 +86,11 @@ impl Copy {
             size_bytes: source.size_bytes(),
             copied_bytes: Cell::new(0),
             gentle: Cell::new(false),
-            next_ns: Cell::new(0),
+            paid_ns: Cell::new(0),
+            waiting_bytes: Cell::new(0),
             bytes_per_second: Cell::new(0),
             changes: Cell::new(0),
+            changed: Event::new(),
         })
     }
 
@@ -123,11 +127,19 @@ impl Copy {
 
     /// Copies at most so many bytes per second; 0 is no limit.
     pub fn limit(&self, bytes_per_second: u64) {
-        if self.bytes_per_second.replace(bytes_per_second) != bytes_per_second {
-            // What was paid for at the old rate is forgotten.
-            self.next_ns.set(0);
-            self.changes.set(self.changes.get() + 1);
+        let before = self.bytes_per_second.replace(bytes_per_second);
+        if before == bytes_per_second {
+            return;
         }
+        // What has begun is paid for at the new rate, and pieces that wait line up again.
+        let now_ns = self.core.now_ns();
+        let left_ns = self.paid_ns.get().saturating_sub(now_ns);
+        let left_bytes = u128::from(left_ns) * u128::from(before) / 1_000_000_000;
+        let owed_bytes = u64::try_from(left_bytes).unwrap_or(u64::MAX);
+        let owed_bytes = owed_bytes.saturating_sub(self.waiting_bytes.get());
+        self.paid_ns.set(now_ns.saturating_add(cost_ns(owed_bytes, bytes_per_second)));
+        self.changes.set(self.changes.get() + 1);
+        self.changed.notify_all();
     }
 
     /// Marks everything that is to be copied, and makes the target read as zeroes where the device
@@ -220,17 +232,16 @@ impl Copy {
 
     /// Waits until the rate allows these bytes.
     async fn pay(&self, len: u64) {
-        let (rate, now_ns) = (self.bytes_per_second.get(), self.core.now_ns());
-        if rate == 0 {
-            return;
-        }
-        let from_ns = self.next_ns.get().max(now_ns);
-        let cost_ns = u128::from(len) * 1_000_000_000 / u128::from(rate);
-        self.next_ns.set(from_ns.saturating_add(u64::try_from(cost_ns).unwrap_or(u64::MAX)));
-        let changes = self.changes.get();
-        while self.core.now_ns() < from_ns && self.changes.get() == changes {
-            let left_ns = from_ns - self.core.now_ns();
-            self.core.sleep_ns(left_ns.min(PAY_NS)).await;
+        loop {
+            let (rate, changes) = (self.bytes_per_second.get(), self.changes.get());
+            let from_ns = self.paid_ns.get().max(self.core.now_ns());
+            self.paid_ns.set(from_ns.saturating_add(cost_ns(len, rate)));
+            let _waiting = Waiting::new(&self.waiting_bytes, len);
+            let left_ns = from_ns.saturating_sub(self.core.now_ns());
+            let changed = self.changed.wait_until(|| self.changes.get() != changes);
+            if left_ns == 0 || timeout(&self.core, left_ns, changed).await.is_err() {
+                return;
+            }
         }
     }
 
@@ -433,6 +444,28 @@ impl CopyTarget for DeviceTarget {
 impl std::fmt::Debug for Copy {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "Copy({} bytes copied)", self.copied_bytes.get())
+    }
+}
+
+/// What so many bytes cost at a rate, in nanoseconds.
+fn cost_ns(bytes: u64, bytes_per_second: u64) -> u64 {
+    let ns = (u128::from(bytes) * 1_000_000_000).checked_div(u128::from(bytes_per_second));
+    u64::try_from(ns.unwrap_or(0)).unwrap_or(u64::MAX)
+}
+
+/// A piece that waits for its turn.
+struct Waiting<'a>(&'a Cell<u64>, u64);
+
+impl<'a> Waiting<'a> {
+    fn new(all: &'a Cell<u64>, len: u64) -> Waiting<'a> {
+        all.set(all.get() + len);
+        Waiting(all, len)
+    }
+}
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        self.0.set(self.0.get() - self.1);
     }
 }
 

@@ -1,6 +1,7 @@
 //! Copies of devices that are in use.
 
 use bdev::{Bdev, Copy};
+use reactor::{Either, race};
 
 use crate::common::copied::target_of;
 use crate::common::{PLACES, Place, copied};
@@ -47,7 +48,18 @@ fn a_copy_keeps_to_its_rate() {
         copy.limit(4 << 20);
         copy.begin().await.unwrap();
         let began_ns = core.now_ns();
-        assert_eq!(copy.pass().await.unwrap(), 8 << 20);
+        // Changes of the rate let no more pass.
+        let changes = async {
+            for nth in 1.. {
+                core.sleep_ns(90_000_000).await;
+                copy.limit((4 << 20) + nth);
+            }
+        };
+        let passed = match race(changes, copy.pass()).await {
+            Either::First(()) => unreachable!(),
+            Either::Second(passed) => passed,
+        };
+        assert_eq!(passed.unwrap(), 8 << 20);
         let ns = core.now_ns() - began_ns;
         assert!((1_800_000_000..2_100_000_000).contains(&ns), "{ns}");
     });
