@@ -182,7 +182,9 @@ impl Bdev {
                 Layer::Dirty { path, granule } => {
                     let size_bytes = geometry.size_bytes;
                     let map = match next() {
-                        Some(open) => DirtyMap::take_over(open, granule, size_bytes)?,
+                        Some(open) => {
+                            DirtyMap::take_over(open, granule, size_bytes, path.is_some())?
+                        }
                         None => DirtyMap::open(core, path.as_deref(), granule, size_bytes).await?,
                     };
                     Device::Dirty { over, map: Arc::new(map), named: true }

@@ -41,7 +41,8 @@ impl Disk {
     }
 
     fn marks(&self) -> Marks<'_> {
-        Marks { dirty: &self.dirty, taken: &self.taken }
+        // Loom's fences are the same.
+        Marks { dirty: &self.dirty, taken: &self.taken, light: false }
     }
 
     /// Writes the data of the granule.
@@ -53,7 +54,7 @@ impl Disk {
 
     /// Takes the mark of the granule and copies its data, if it is marked.
     fn copy(&self, copied: &mut u64) {
-        let bits = self.marks().take(0);
+        let bits = self.marks().take(0, || {});
         if bits & 1 != 0 {
             *copied = self.data.load(Relaxed);
         }
@@ -157,7 +158,7 @@ fn a_copier_may_die_at_any_instant() {
         let disk = Disk::new(1);
         let taker = {
             let disk = disk.clone();
-            thread::spawn(move || _ = disk.marks().take(0))
+            thread::spawn(move || _ = disk.marks().take(0, || {}))
         };
         // A process that reads the rows after the taker has died finds the bit in one of them. (It
         // reads with an OR of zero, because loom does not try a plain load in every position.)

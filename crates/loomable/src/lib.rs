@@ -43,6 +43,16 @@ pub use std::{
     },
 };
 
+/// A fence for the compiler only, where a barrier of the other side is a fence here at that
+/// instant, such as that of `membarrier`. Loom does not know such barriers: there it is a fence.
+#[inline(always)]
+pub fn light_fence() {
+    #[cfg(loom)]
+    fence(Ordering::SeqCst);
+    #[cfg(not(loom))]
+    std::sync::atomic::compiler_fence(Ordering::SeqCst);
+}
+
 /// A number for display that no access depends on. Never loom's, which would explore its
 /// values in vain.
 pub use std::sync::atomic::AtomicUsize as Gauge;

@@ -24,7 +24,7 @@ use crate::channel::Channel;
 use crate::error::{Error, ErrorKind};
 use crate::io::{Done, Io, Kind, QUEUE_DEPTH, Status};
 use crate::layers::marks::Marks;
-use loomable::{AtomicU64, Ordering};
+use loomable::{AtomicBool, AtomicU64, Ordering};
 
 const PAGE: u64 = 4096;
 const MAGIC: u64 = u64::from_le_bytes(*b"MRdirty\n");
@@ -51,10 +51,18 @@ pub struct DirtyMap {
     pages: Pages,
     file: OwnedFd,
     granule: u64,
+    /// Its logarithm.
+    shift: u32,
     /// Length of each row, in words of 64 bits.
     words: u64,
     /// The same with its padding, in bytes.
     row_bytes: u64,
+    /// A copier here has a barrier for the processors of all writers.
+    has_barrier: bool,
+    /// Writers rely on that: no copier of another kind maps an unnamed bitmap.
+    light: bool,
+    /// The barrier has failed, which the kernel excludes.
+    broken: AtomicBool,
 }
 
 /// Marks taken for up to 64 granules: bit `n` stands for the granule `first + n`.
@@ -133,6 +141,13 @@ fn len_of(file: BorrowedFd<'_>) -> io::Result<u64> {
     Ok(stat.st_size as u64)
 }
 
+/// A fence on every processor on which a process runs that has registered itself for it; or this
+/// registration. Returns whether the kernel has it.
+fn membarrier(command: libc::c_int) -> bool {
+    // SAFETY: takes no pointers.
+    unsafe { libc::syscall(libc::SYS_membarrier, command, 0, 0) == 0 }
+}
+
 fn memfd() -> io::Result<OwnedFd> {
     // SAFETY: the name is a C string.
     let file = unsafe { libc::memfd_create(c"millrace-dirty".as_ptr(), libc::MFD_CLOEXEC) };
@@ -166,7 +181,7 @@ impl DirtyMap {
         if made {
             DirtyMap::make(&file, granule, bits.div_ceil(64), boot).map_err(failed)?;
         }
-        let map = DirtyMap::take_over(file, granule, size_bytes)?;
+        let map = DirtyMap::take_over(file, granule, size_bytes, path.is_some())?;
         // Without a boot ID, a bitmap that already exists may be from before the boot.
         if !made && (map.boot() != boot || boot == [0; 2]) {
             map.mark_range(0, size_bytes);
@@ -175,13 +190,15 @@ impl DirtyMap {
         Ok(map)
     }
 
-    /// Takes over the bitmap of a device from another process.
+    /// Takes over the bitmap of a device from another process. If it is named, others may map it.
     pub(crate) fn take_over(
         file: OwnedFd,
         granule: u64,
         size_bytes: u64,
+        is_named: bool,
     ) -> Result<DirtyMap, Error> {
-        let map = DirtyMap::map(file)?;
+        let mut map = DirtyMap::map(file)?;
+        map.light = map.has_barrier && !is_named;
         let wrong = |what| Error::new(ErrorKind::Unsupported, format!("dirty: the bitmap {what}"));
         if map.granule != granule {
             return Err(wrong(format!("has a granule of {}, not {granule}", map.granule)));
@@ -229,7 +246,18 @@ impl DirtyMap {
         // SAFETY: the whole mapping, in whole pages, which is unmapped after the guard is dropped.
         // All accesses to it are atomic, and any word may become zero.
         let guard = unsafe { Guard::new(pages.base, len.next_multiple_of(PAGE) as usize) };
-        let mut map = DirtyMap { guard, pages, file, granule: 0, words: 0, row_bytes: 0 };
+        let mut map = DirtyMap {
+            guard,
+            pages,
+            file,
+            granule: 0,
+            shift: 0,
+            words: 0,
+            row_bytes: 0,
+            has_barrier: membarrier(libc::MEMBARRIER_CMD_REGISTER_GLOBAL_EXPEDITED),
+            light: false,
+            broken: AtomicBool::new(false),
+        };
         let header = |at: usize| map.number(at);
         if header(at::MAGIC) != MAGIC {
             return Err(wrong("the file is not a bitmap or is incomplete: remove it"));
@@ -243,6 +271,7 @@ impl DirtyMap {
             return Err(wrong("the bitmap is damaged: remove it"));
         }
         (map.granule, map.words, map.row_bytes) = (granule, words, row(words).unwrap_or(0));
+        map.shift = granule.trailing_zeros();
         Ok(map)
     }
 
@@ -271,13 +300,13 @@ impl DirtyMap {
             // accesses to it are atomic.
             unsafe { std::slice::from_raw_parts(first, self.words as usize) }
         };
-        Marks { dirty: row(PAGE), taken: row(PAGE + self.row_bytes) }
+        Marks { dirty: row(PAGE), taken: row(PAGE + self.row_bytes), light: self.light }
     }
 
+    /// The granules of a range that lies in the device and is not empty.
     #[inline(always)]
     fn granules(&self, offset: u64, len: u64) -> (u64, u64) {
-        let shift = self.granule.trailing_zeros();
-        (offset >> shift, offset.saturating_add(len.saturating_sub(1)) >> shift)
+        (offset >> self.shift, offset.wrapping_add(len).wrapping_sub(1) >> self.shift)
     }
 
     /// Marks a range that is not empty.
@@ -307,14 +336,19 @@ impl DirtyMap {
 
     /// Whether the file was truncated, so that its marks are no longer known.
     pub fn is_lost(&self) -> bool {
-        self.guard.is_lost()
+        self.guard.is_lost() || self.broken.load(Ordering::Relaxed)
     }
 
     /// Takes the marks of the next 64 granules, from `from` on, that have any. Later reads of the
     /// device are at least as new as the marks. There may be only one copier.
     pub fn take(&self, from: u64) -> Option<Taken> {
         let marks = self.marks();
-        self.find(from, |word| marks.take(word))
+        let barrier = || {
+            if self.has_barrier && !membarrier(libc::MEMBARRIER_CMD_GLOBAL_EXPEDITED) {
+                self.broken.store(true, Ordering::Relaxed);
+            }
+        };
+        self.find(from, |word| marks.take(word, barrier))
     }
 
     /// Finishes taken marks, after their granules were copied.
@@ -405,25 +439,28 @@ impl DirtyChannel {
     /// As for [`Channel::submit`], and the channel above has found nothing wrong with the request.
     #[inline]
     pub unsafe fn submit(&mut self, map: &DirtyMap, io: &Io<'_>, done: &mut Vec<Done>) {
-        let writes = match io.kind {
-            Kind::Read | Kind::Flush => None,
-            Kind::Write | Kind::Discard | Kind::WriteZeroes { .. } => {
-                Some(map.granules(io.offset, io.len))
-            }
+        if let Kind::Read | Kind::Flush = io.kind {
+            // SAFETY: by this function's contract. Both channels are as large.
+            return match unsafe { self.over.perform(io) } {
+                Some(status) => done.push(Done { tag: io.tag, status }),
+                // SAFETY: by this function's contract.
+                None => unsafe { self.begin(None, io, done) },
+            };
+        }
+        let (first, last) = map.granules(io.offset, io.len);
+        map.marks().begin(first, last);
+        // SAFETY: as above.
+        let Some(status) = (unsafe { self.over.perform(io) }) else {
+            // SAFETY: by this function's contract.
+            return unsafe { self.begin(Some((first, last)), io, done) };
         };
-        if let Some((first, last)) = writes {
-            map.marks().begin(first, last);
+        // The channel above returns it after its next poll of this one.
+        done.push(Done { tag: io.tag, status });
+        match map.light {
+            true => map.marks().end(&[(first, last)]),
+            // One fence is for all of them.
+            false => self.written.push((first, last)),
         }
-        // SAFETY: by this function's contract. Both channels are as large.
-        if let Some(status) = unsafe { self.over.perform(io) } {
-            // The channel above returns it after its next poll of this one.
-            if let Some(written) = writes {
-                self.written.push(written);
-            }
-            return done.push(Done { tag: io.tag, status });
-        }
-        // SAFETY: by this function's contract.
-        unsafe { self.begin(writes, io, done) }
     }
 
     /// Submits a request that does not complete at once.

@@ -21,20 +21,23 @@
 //!
 //! There may be any number of writers and one copier. Nobody waits. One fence is for any number of
 //! writes that have completed, and a bit that is set is only read: an atomic OR would cost a
-//! writer on a fast device several times as much.
+//! writer on a fast device several times as much. Where the copier has a barrier that is a fence
+//! on every processor on which a writer runs, writers need none (`light`).
 
-use loomable::{AtomicU64, Ordering, fence, mutant};
+use loomable::{AtomicU64, Ordering, fence, light_fence, mutant};
 
 /// The two rows, of equal length.
 #[derive(Clone, Copy)]
 pub(crate) struct Marks<'a> {
     pub dirty: &'a [AtomicU64],
     pub taken: &'a [AtomicU64],
+    /// Every copier has a barrier for all processors.
+    pub light: bool,
 }
 
 impl Marks<'_> {
     /// Marks the granules from `first` to `last` before they are written.
-    #[inline]
+    #[inline(always)]
     pub fn begin(&self, first: u64, last: u64) {
         if !mutant("marks.no_begin") {
             self.set(first, last);
@@ -42,10 +45,13 @@ impl Marks<'_> {
     }
 
     /// Marks the granules of writes again that have completed, whether they succeeded or not.
-    #[inline]
+    #[inline(always)]
     pub fn end(&self, writes: &[(u64, u64)]) {
         if !mutant("marks.end_unfenced") {
-            fence(Ordering::SeqCst);
+            match self.light {
+                true => light_fence(),
+                false => fence(Ordering::SeqCst),
+            }
         }
         for &(first, last) in writes {
             if !mutant("marks.no_end") {
@@ -84,8 +90,8 @@ impl Marks<'_> {
         }
     }
 
-    /// Takes the marks of a word.
-    pub fn take(&self, word: usize) -> u64 {
+    /// Takes the marks of a word; `barrier` is one for all processors.
+    pub fn take(&self, word: usize, barrier: impl FnOnce()) -> u64 {
         let (dirty, taken) = (&self.dirty[word], &self.taken[word]);
         let bits = dirty.load(Ordering::Relaxed);
         if bits == 0 {
@@ -101,6 +107,7 @@ impl Marks<'_> {
         // Later reads are at least as new as the marks.
         if !mutant("marks.take_unfenced") {
             fence(Ordering::SeqCst);
+            barrier();
         }
         if mutant("marks.clear_first") {
             keep();
