@@ -50,8 +50,8 @@ const COLLAPSE_MAX: u64 = 32;
 const COLLAPSE_PAUSE_NS: u64 = 10_000_000;
 /// Longest discard of one request: emptying a resident page takes the core some 50 ns.
 const DISCARD_MAX: u64 = 16 << 20;
-/// How much of a request is prefetched: the processor fetches the rest by itself.
-const PREFETCH_MAX: u64 = 512;
+/// How much of a request is prefetched.
+const PREFETCH_MAX: u64 = 4096;
 /// "MRmem", a line feed, and the version.
 const MAGIC: u64 = u64::from_le_bytes(*b"MRmem\n\0\x02");
 const SEALS: i32 = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
