@@ -294,6 +294,30 @@ def test_disks_and_their_settings_come_back(tmp_path):
         assert not (tmp_path / "b.sock").exists()
 
 
+def test_a_disk_is_resized_while_the_node_is_killed(tmp_path, long):
+    """Its size is the old one or the new one; the guest notices nothing else."""
+    rng, path, rounds = random.Random(3), image(tmp_path / "a.img", 64), 25 if long else 4
+    with Node(tmp_path) as node:
+        node.do("attach", spec(tmp_path, "a", f"file:{path}"))
+        with guest.Guest(tmp_path / "vm", tmp_path / "a.sock", queues=2, mode="load", secs=5 * rounds, mib=8) as vm:
+            vm.wait_for(TICK)
+            size = 64
+            for _ in range(rounds):
+                before, size = size, 160 - size
+                words = ["disk", "resize", "a", "--size", f"{size}M", "--shrink", "--state", str(node.state)]
+                resizes = subprocess.Popen([millrace.BINARY, *words], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+                time.sleep(rng.uniform(0, 0.03))
+                kill_and_wait(node)
+                resizes.wait(30)
+                assert node.disks()["a"]["size_bytes"] in (before << 20, size << 20)
+                millrace.succeed(*words)
+                assert node.disks()["a"]["size_bytes"] == size << 20 == path.stat().st_size
+                # A node that dies within a second of its start is not started again at once.
+                time.sleep(1)
+            vm.wait_for(r"GUEST LOAD OK", 10 * rounds)
+            vm.wait_for_end()
+
+
 def test_a_node_that_dies_again_and_again_is_given_up(tmp_path):
     with Node(tmp_path, specs=[spec(tmp_path, "a")]) as node:
         kill_until_it_is_given_up(node)

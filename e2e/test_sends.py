@@ -212,6 +212,23 @@ def test_a_disk_of_the_configuration_is_not_sent(tmp_path):
         assert there.transfer() == {"stage": "incoming", "id": None}
 
 
+def test_a_guest_that_writes_faster_than_its_disk_is_sent_is_slowed_down(nodes, tmp_path):
+    here, there = nodes
+    here.attach(f"file:{filled(tmp_path / 'old.img')}")
+    there.awaits(f"file:{image(tmp_path / 'new.img', 32)}")
+    here.do("move", "--limit", "16M")
+    writes = driven(tmp_path, "here-a", seconds=60, rw="randwrite", depth=4)
+    guest.wait_for("writes", lambda: here.disks("stat")["a"]["completions"] > 100)
+    here.send(there, "a", "--background")
+    guest.wait_for("the limit", lambda: here.status()["writes_bytes_per_second"], 40)
+    here.until("ready", timeout=40)
+    assert "writes-limited" in here.happened()
+    here.do("move", "a", "--abort")
+    assert here.status()["writes_bytes_per_second"] is None
+    writes.kill()
+    writes.communicate()
+
+
 def test_limits_travel(nodes, tmp_path):
     """As they are when the disk is given: until then operators change them at the source."""
     here, there = nodes

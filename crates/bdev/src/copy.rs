@@ -136,7 +136,7 @@ impl Copy {
         let left_ns = self.paid_ns.get().saturating_sub(now_ns);
         let left_bytes = u128::from(left_ns) * u128::from(before) / 1_000_000_000;
         let owed_bytes = u64::try_from(left_bytes).unwrap_or(u64::MAX);
-        let owed_bytes = owed_bytes.saturating_sub(self.waiting_bytes.get());
+        let owed_bytes = owed_bytes.saturating_sub(self.waiting_bytes.take());
         self.paid_ns.set(now_ns.saturating_add(cost_ns(owed_bytes, bytes_per_second)));
         self.changes.set(self.changes.get() + 1);
         self.changed.notify_all();
@@ -236,7 +236,7 @@ impl Copy {
             let (rate, changes) = (self.bytes_per_second.get(), self.changes.get());
             let from_ns = self.paid_ns.get().max(self.core.now_ns());
             self.paid_ns.set(from_ns.saturating_add(cost_ns(len, rate)));
-            let _waiting = Waiting::new(&self.waiting_bytes, len);
+            let _waiting = Waiting::new(self, len);
             let left_ns = from_ns.saturating_sub(self.core.now_ns());
             let changed = self.changed.wait_until(|| self.changes.get() != changes);
             if left_ns == 0 || timeout(&self.core, left_ns, changed).await.is_err() {
@@ -453,19 +453,26 @@ fn cost_ns(bytes: u64, bytes_per_second: u64) -> u64 {
     u64::try_from(ns.unwrap_or(0)).unwrap_or(u64::MAX)
 }
 
-/// A piece that waits for its turn.
-struct Waiting<'a>(&'a Cell<u64>, u64);
+/// A piece that waits for its turn at this rate.
+struct Waiting<'a> {
+    copy: &'a Copy,
+    len: u64,
+    changes: u64,
+}
 
 impl<'a> Waiting<'a> {
-    fn new(all: &'a Cell<u64>, len: u64) -> Waiting<'a> {
-        all.set(all.get() + len);
-        Waiting(all, len)
+    fn new(copy: &'a Copy, len: u64) -> Waiting<'a> {
+        copy.waiting_bytes.set(copy.waiting_bytes.get() + len);
+        Waiting { copy, len, changes: copy.changes.get() }
     }
 }
 
 impl Drop for Waiting<'_> {
     fn drop(&mut self) {
-        self.0.set(self.0.get() - self.1);
+        let Waiting { copy, len, changes } = self;
+        if copy.changes.get() == *changes {
+            copy.waiting_bytes.set(copy.waiting_bytes.get() - *len);
+        }
     }
 }
 

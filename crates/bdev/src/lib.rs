@@ -51,7 +51,7 @@ pub use devices::nbd::serve_line;
 pub use error::{Error, ErrorKind};
 pub use geometry::Geometry;
 pub use io::{Done, Full, Io, Kind, QUEUE_DEPTH, Status};
-pub use layers::dirty::{DirtyMap, Taken};
+pub use layers::dirty::{DirtyMap, Taken, register_barrier};
 pub use layers::limit::{Limit, Rates};
 #[cfg(feature = "mutants")]
 #[doc(hidden)]

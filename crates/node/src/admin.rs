@@ -19,7 +19,7 @@
 //! What a connection has begun to hold for its program ends with the connection: files that are
 //! copied, files that are to be ingested, and compactions.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::path::{Path, PathBuf};
 use std::pin::pin;
 use std::rc::Rc;
@@ -40,6 +40,8 @@ const CONNECTIONS_MAX: usize = 64;
 /// Maximum number of commands under way that wait for a device: the other connections are for the
 /// other disks.
 const OPENING_MAX: usize = 32;
+/// Maximum number of commands under way that change one disk.
+const CHANGES_MAX: usize = 8;
 /// Maximum length of a line in bytes.
 const LINE_BYTES_MAX: usize = 64 << 10;
 /// How long a connection may be silent.
@@ -284,6 +286,23 @@ impl Request {
         )
     }
 
+    /// The disk that it names.
+    fn disk(&self) -> Option<&str> {
+        use Request::{DiskAttach, DiskDetach, DiskLimit, DiskMove, DiskMoveAbort, DiskResize};
+        use Request::{DiskResume, DiskSend};
+        match self {
+            DiskAttach { disk, .. } => Some(&disk.name),
+            DiskLimit { change } => change.name.as_deref(),
+            DiskDetach { name, .. }
+            | DiskMove { name, .. }
+            | DiskMoveAbort { name, .. }
+            | DiskResize { name, .. }
+            | DiskResume { name }
+            | DiskSend { name, .. } => Some(name),
+            _ => None,
+        }
+    }
+
     /// Whether it waits for a device or another node.
     fn opens(&self) -> bool {
         use Request::{DiskAttach, DiskMove, DiskResize, DiskResume, DiskSend};
@@ -346,8 +365,8 @@ pub(crate) fn listen(core: &Core, path: &Path) -> Result<UnixListener, Error> {
 #[derive(Default)]
 pub(crate) struct Clients {
     count: Cell<usize>,
-    /// The number of their commands that wait for a device.
-    opening: Cell<usize>,
+    /// Their commands that change disks: the disk, and whether it waits for a device.
+    changes: RefCell<Vec<(String, bool)>>,
     closed: Cell<bool>,
     /// Notified when a client has left, and when more are admitted.
     changed: Event,
@@ -487,9 +506,11 @@ async fn run(
     request: Request,
 ) -> Result<String, Error> {
     let only_looks = request.only_looks();
-    let _opening = match request.opens() {
-        true => Some(Opening::new(clients)?),
-        false => None,
+    let _change = match request.disk() {
+        Some(disk) if request.changes_a_disk() => {
+            Some(Change::new(clients, disk, request.opens())?)
+        }
+        _ => None,
     };
     let mut done = pin!(admin.run(request));
     loop {
@@ -506,23 +527,36 @@ async fn run(
     }
 }
 
-/// A command that waits for a device.
-struct Opening<'a>(&'a Clients);
+/// A command that changes a disk.
+struct Change<'a> {
+    clients: &'a Clients,
+    what: (String, bool),
+}
 
-impl<'a> Opening<'a> {
-    fn new(clients: &'a Clients) -> Result<Opening<'a>, Error> {
-        if clients.opening.get() == OPENING_MAX {
-            let what = format!("{OPENING_MAX} commands wait for devices");
-            return Err(Error::new(Kind::System, what).hint("wait until one of them has ended"));
+impl<'a> Change<'a> {
+    fn new(clients: &'a Clients, disk: &str, opens: bool) -> Result<Change<'a>, Error> {
+        let mut all = clients.changes.borrow_mut();
+        let refused = |what: String| {
+            Err(Error::new(Kind::System, what).hint("wait until one of them has ended"))
+        };
+        if all.iter().filter(|(name, _)| name == disk).count() == CHANGES_MAX {
+            return refused(format!("{CHANGES_MAX} commands change disk {disk}"));
         }
-        clients.opening.set(clients.opening.get() + 1);
-        Ok(Opening(clients))
+        if opens && all.iter().filter(|(_, opens)| *opens).count() == OPENING_MAX {
+            return refused(format!("{OPENING_MAX} commands wait for devices"));
+        }
+        let what = (disk.to_owned(), opens);
+        all.push(what.clone());
+        drop(all);
+        Ok(Change { clients, what })
     }
 }
 
-impl Drop for Opening<'_> {
+impl Drop for Change<'_> {
     fn drop(&mut self) {
-        self.0.opening.set(self.0.opening.get() - 1);
+        let mut all = self.clients.changes.borrow_mut();
+        let at = all.iter().position(|one| *one == self.what);
+        at.map(|at| all.swap_remove(at));
     }
 }
 

@@ -141,6 +141,12 @@ fn len_of(file: BorrowedFd<'_>) -> io::Result<u64> {
     Ok(stat.st_size as u64)
 }
 
+/// Registers this process for the barrier of copiers. In a process with several threads that
+/// takes the kernel some milliseconds; so it is called at the start of a node, too.
+pub fn register_barrier() -> bool {
+    membarrier(libc::MEMBARRIER_CMD_REGISTER_GLOBAL_EXPEDITED)
+}
+
 /// A fence on every processor on which a process runs that has registered itself for it; or this
 /// registration. Returns whether the kernel has it.
 fn membarrier(command: libc::c_int) -> bool {
@@ -254,7 +260,7 @@ impl DirtyMap {
             shift: 0,
             words: 0,
             row_bytes: 0,
-            has_barrier: membarrier(libc::MEMBARRIER_CMD_REGISTER_GLOBAL_EXPEDITED),
+            has_barrier: register_barrier(),
             light: false,
             broken: AtomicBool::new(false),
         };

@@ -105,11 +105,14 @@ pub enum DiskCommand {
     #[command(after_help = "Examples:\n  \
         millrace disk detach vm1\n\n\
         The image and its data stay as they are. Detaching a disk that a virtual machine uses \
-        needs --force: the guest's requests then wait until a disk is attached at the same socket.")]
+        needs --force: the guest's requests then wait until a disk is attached at the same socket. \
+        So does one that an NBD client uses, whose requests then fail; one that has not come yet from \
+        the node before; and one that was given to another node, which nobody tells then that the \
+        disk is its own.")]
     Detach {
         /// The name of the disk.
         name: String,
-        /// Detach even while a virtual machine is connected
+        /// Detach even while a virtual machine or an NBD client is connected
         #[arg(long)]
         force: bool,
         /// Which node to ask.
@@ -146,7 +149,7 @@ pub enum DiskCommand {
         iops counts requests per second, bytes the bytes of reads and writes per second; burst is how \
         much an idle disk saves, as the time that earns it (100ms). `off` ends a limit or takes a \
         disk out of its group; what is not named stays. A disk keeps its limits over restarts and \
-        upgrades. Without settings the limits are shown.")]
+        upgrades, and takes them along to another node. Without settings the limits are shown.")]
     Limit {
         /// The name of the disk, then settings: iops=N, bytes=SIZE, burst=TIME, group=NAME.
         #[arg(value_name = "NAME|KEY=VALUE")]
@@ -160,11 +163,13 @@ pub enum DiskCommand {
     },
     /// Move a disk's data to another device while its guest runs
     Move(DiskMoveArgs),
-    /// Let a disk go on that has paused because its device has failed a request
+    /// Let a disk go on that has paused or stands still
     #[command(after_help = "Examples:\n  \
         millrace disk resume vm1\n\n\
         A disk with on_error=pause stands still when its device fails a request, for lack of space for \
-        example. This command makes it try again; make space first.")]
+        example. This command makes it try again; make space first. It also opens a disk of which \
+        nodes have died, and lets a machine go on whose image with lock=ring another machine has used \
+        since: on the data as that has left it.")]
     Resume {
         /// The name of the disk.
         name: String,
@@ -192,6 +197,8 @@ pub enum DiskCommand {
 #[command(after_help = "Examples:\n  \
     millrace disk move vm1 --to file:/new/vm1.img --finish-when-ready\n  \
     millrace disk move vm1 --to file:/dev/vdb --background\n  \
+    millrace disk move vm1 --to nbd://10.0.0.2/vm1 --finish-when-ready\n  \
+    millrace disk move vm1 --to b.example:7070/vm1\n  \
     millrace disk move --status\n  \
     millrace disk move vm1 --finish-when-ready\n  \
     millrace disk move vm1 --abort\n  \

@@ -340,6 +340,10 @@ impl Disks {
         self.limits().change(change).map_err(|what| Error::new(Kind::Usage, what))?;
         self.resources()?.change_limits(change).await?;
         self.has_limits(core, change);
+        if let Some(name) = &change.name {
+            let mut transfers = self.transfers.borrow_mut();
+            transfers.get_mut(name).into_iter().for_each(Transfer::has_own_limits);
+        }
         Ok(self.limits())
     }
 

@@ -242,6 +242,7 @@ impl Disks {
                     Err(error) if *attached || takes_over => {
                         tracing::error!("{error}; it stays configured for the next start");
                         disks.report(core, not_opened(spec, &error));
+                        disks.resources()?.give_up(&spec.name).await;
                         Err(Absent::Failed(error.to_string()))
                     }
                     serving => Ok(serving?),
@@ -298,11 +299,17 @@ impl Disks {
             return;
         }
         let _attaching = Attaching::new(self, &spec);
-        let serving = self.serve(core, &spec).await.map_err(|error| {
-            tracing::error!("{error}");
-            self.report(core, not_opened(&spec, &error));
-            Absent::Failed(error.to_string())
-        });
+        let serving = match self.serve(core, &spec).await {
+            Ok(serving) => Ok(serving),
+            Err(error) => {
+                tracing::error!("{error}");
+                self.report(core, not_opened(&spec, &error));
+                if let Some(resources) = &self.resources {
+                    resources.give_up(&spec.name).await;
+                }
+                Err(Absent::Failed(error.to_string()))
+            }
+        };
         self.all.borrow_mut().push(Disk { spec: spec.clone(), attached, serving });
     }
 
@@ -448,6 +455,14 @@ impl Disks {
         let _ = timeout(core, ns, self.changed.wait_until(unchanged)).await;
     }
 
+    /// What is being changed, in words.
+    pub fn changing(&self) -> Option<String> {
+        self.changing.borrow().first().map(|subject| match subject {
+            Subject::Disk(name) => format!("disk {name} is being changed"),
+            Subject::Limits => "limits are being changed".to_owned(),
+        })
+    }
+
     /// The served disks. No change is made from now on until [`Disks::resume`].
     ///
     /// # Errors
@@ -462,11 +477,8 @@ impl Disks {
         if self.ended.get() {
             return Err("this node is ending".to_owned());
         }
-        if let Some(subject) = self.changing.borrow().first() {
-            return Err(match subject {
-                Subject::Disk(name) => format!("disk {name} is being changed"),
-                Subject::Limits => "limits are being changed".to_owned(),
-            });
+        if let Some(why) = self.changing() {
+            return Err(why);
         }
         if self.handing_over.replace(true) {
             return Err("the disks are being handed over".to_owned());

@@ -277,19 +277,17 @@ impl Disks {
         let _change = self.change_of_limits().await;
         let mut brought = self.brought(name, belongings, limited);
         let writes_through = belongings.writes_through;
-        let stage = match runs {
+        let stage = |limited| match runs {
             true => Transfer::Begun { id, writes_through },
-            false => {
-                let limited = limited || !brought.is_empty();
-                Transfer::Whole { id, writes_through, limited }
-            }
+            false => Transfer::Whole { id, writes_through, limited },
         };
-        match self.keep_transfer_with(name, Some(stage.clone()), &brought).await {
+        let with = stage(limited || !brought.is_empty());
+        match self.keep_transfer_with(name, Some(with), &brought).await {
             // A launcher of an earlier version does not store both at once.
-            Err(error) if error.kind() == Kind::Usage && !brought.is_empty() => {
+            Err(error) if error.to_string().contains("unknown field") && !brought.is_empty() => {
                 tracing::warn!(disk = name, "it does not have the limits of its source: {error}");
                 brought.clear();
-                self.keep_transfer(name, Some(stage)).await?;
+                self.keep_transfer(name, Some(stage(limited))).await?;
             }
             stored => stored?,
         }
@@ -327,13 +325,16 @@ impl Disks {
         {
             changes.push(LimitChange { group: Some(group.clone()), ..change(limits) });
         }
-        changes.retain(|change| match all.change(change) {
-            Ok(()) => true,
-            Err(why) => {
+        // The group's are of no use without the disk's own.
+        let mut fitting = 0;
+        for change in &changes {
+            if let Err(why) = all.change(change) {
                 tracing::warn!(disk = name, "it does not have all limits of its source: {why}");
-                false
+                break;
             }
-        });
+            fitting += 1;
+        }
+        changes.truncate(fitting);
         changes
     }
 

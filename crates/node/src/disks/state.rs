@@ -240,7 +240,13 @@ impl State {
     /// When it means nothing or cannot be written; then nothing has changed.
     pub async fn change_limits(&self, change: &LimitChange) -> Result<(), String> {
         self.limits().change(change)?;
-        self.change(|kept| drop(kept.limits.change(change))).await
+        self.change(|kept| {
+            // It was checked.
+            drop(kept.limits.change(change));
+            let transfer = change.name.as_ref().and_then(|name| kept.transfers.get_mut(name));
+            transfer.into_iter().for_each(Transfer::has_own_limits);
+        })
+        .await
     }
 
     /// Stores what the front ends at a socket were told. Suspends until it is durable.

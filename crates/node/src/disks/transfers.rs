@@ -89,6 +89,13 @@ impl Transfer {
         !matches!(self, Transfer::Sending { .. } | Transfer::Begun { .. })
     }
 
+    /// An operator has set the disk's limits: an attempt does not replace them.
+    pub fn has_own_limits(&mut self) {
+        if let Transfer::Incoming { limited, .. } | Transfer::Whole { limited, .. } = self {
+            *limited = false;
+        }
+    }
+
     /// The other node, at the source.
     pub fn to(&self) -> Option<&Peer> {
         match self {

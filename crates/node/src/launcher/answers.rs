@@ -455,6 +455,14 @@ impl Launcher {
 
     /// A disk that an operator has named.
     fn named(&self, name: &str) -> Result<DiskSpec, Error> {
+        // The node refuses an attach of a disk that it has, and may open that one meanwhile.
+        let known = self
+            .resources
+            .disk(name)
+            .filter(|spec| self.open.borrow().get(name).is_some_and(|open| open.spec == *spec));
+        if let Some(spec) = known {
+            return Ok(spec);
+        }
         for order in self.orders.borrow().iter() {
             match order {
                 Order::Attach { disk, .. } if disk.name == name => return Ok(disk.clone()),

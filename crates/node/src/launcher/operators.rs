@@ -20,7 +20,7 @@ use crate::upgrade::upgraded;
 
 /// How long a node may answer nothing at all while it has a request of the admin socket. The
 /// request itself may take any time.
-const SILENT_NS: u64 = 90_000_000_000;
+pub(super) const SILENT_NS: u64 = 90_000_000_000;
 /// How often a node that works on a request is asked whether it answers, and how long it may take.
 const LOOK_NS: u64 = 5_000_000_000;
 /// How long the end of a node whose channel has broken may take to be noticed.
@@ -118,8 +118,7 @@ struct Ordered<'a> {
 
 impl<'a> Ordered<'a> {
     /// # Errors
-    /// When the disk is there, or is being attached or moved: the node's questions name only the
-    /// disk.
+    /// When the disk is being attached or moved: the node's questions name only the disk.
     fn new(launcher: &'a Launcher, order: Order) -> Result<Ordered<'a>, Error> {
         let mut orders = launcher.orders.borrow_mut();
         if let Some((name, _)) = order.opens()
@@ -128,11 +127,6 @@ impl<'a> Ordered<'a> {
         {
             let what = format!("disk {name} is being {done}");
             return Err(Error::new(Kind::Usage, what).hint("wait for the end of that command"));
-        }
-        if let Order::Attach { disk: DiskSpec { name, .. }, .. } = &order
-            && launcher.open.borrow().contains_key(name)
-        {
-            return Err(Error::new(Kind::Usage, format!("two disks have the name {name}")));
         }
         orders.push(order.clone());
         drop(orders);

@@ -10,7 +10,8 @@ use crate::admin::Request;
 pub(crate) enum ToNode {
     /// Run a request of the admin socket: the answer is the result as JSON.
     Run { request: Request },
-    /// Answer when no disk is being changed, or after a while.
+    /// Wait until no disk is being changed, but not for ever: the answer is what is being changed,
+    /// or null.
     Settle,
     /// Hand over on the line that comes along: the answer is the pause in microseconds.
     HandOver,

@@ -10,6 +10,7 @@ use nix::sys::wait::WaitStatus;
 use reactor::{Class, race, timeout};
 
 use super::child::{Child, Role, STOP_NS, spawn};
+use super::operators::SILENT_NS;
 use super::{Launcher, within};
 use crate::disks::events::What;
 use crate::disks::state::State;
@@ -18,6 +19,8 @@ use crate::upgrade::{START_NS, Successor};
 
 /// How long clients at the admin socket may stay when the program is about to be replaced.
 const CLIENTS_NS: u64 = 1_000_000_000;
+/// The pause before another attempt to replace the program.
+const AGAIN_NS: u64 = 100_000_000;
 /// How long the node may wait for the answers to its last questions.
 const ANSWERS_NS: u64 = 250_000_000;
 /// How long a handover may take: the sum of its own limits, and a margin; and so much more for each
@@ -161,8 +164,10 @@ impl Launcher {
             self.until_begun(&node).await?;
             let line = [ours.into()];
             // Meanwhile other disks are changed. A node of another version does not know it.
-            let settled = old.channel.ask(&ToNode::Settle, &[]);
-            let _ = within(&self.core, 2 * START_NS, settled).await;
+            let settled = within(&self.core, 2 * START_NS, old.channel.ask(&ToNode::Settle, &[]));
+            if let Some(why) = settled.await.ok().and_then(|answer| answer.read().ok()).flatten() {
+                return Err(why);
+            }
             asked_ns.set(self.core.now_ns());
             self.set_handing_over(true);
             let asked = old.channel.ask(&ToNode::HandOver, &line);
@@ -254,10 +259,11 @@ impl Launcher {
         self.changed.wait_until(|| succeeded() || node.has_ended()).await;
         let unwanted = || self.stopping.get() || self.waiting.get() > 0 || node.has_ended();
         // Other disks do not wait for the device of one that is being opened.
-        let idle = || node.opening() == 0 && self.orders.borrow().is_empty();
-        let mut tried = false;
+        let has_orders = || node.opening() > 0 || !self.orders.borrow().is_empty();
+        let writes = || self.resources.state().is_some_and(State::is_writing);
+        let (mut tried, mut clients_ns) = (false, CLIENTS_NS);
         while !tried {
-            self.changed.wait_until(|| unwanted() || idle()).await;
+            self.changed.wait_until(|| unwanted() || !has_orders()).await;
             if unwanted() {
                 return;
             }
@@ -267,12 +273,16 @@ impl Launcher {
             self.clients.close(true);
             self.resources.events().close(true);
             let left = race(self.clients.until_none(), self.changed.wait_until(unwanted));
-            let _ = timeout(core, CLIENTS_NS, left).await;
-            if !unwanted() && idle() {
+            let _ = timeout(core, std::mem::take(&mut clients_ns), left).await;
+            if !unwanted() && !has_orders() && !writes() {
                 tried = self.become_program_of(&node, program, &unwanted).await;
             }
             self.resources.events().close(false);
             self.clients.close(false);
+            if !tried {
+                // Clients are served in between.
+                core.sleep_ns(AGAIN_NS).await;
+            }
         }
     }
 
@@ -286,23 +296,23 @@ impl Launcher {
     ) -> bool {
         self.set_renewing(true);
         // From here on, incoming messages wait in the sockets.
-        if let Err(error) = node.channel.ask(&ToNode::Hold, &[]).await {
-            self.set_renewing(false);
+        let held = within(&self.core, START_NS, node.channel.ask(&ToNode::Hold, &[])).await;
+        if let Err(error) = &held {
             tracing::warn!("the launcher stays as it is: {error}");
-            return true;
         }
         let answered = timeout(&self.core, ANSWERS_NS, self.until_all_is_answered(node)).await;
         let tries = answered.is_ok() && !unwanted();
-        if tries {
+        if tries && held.is_ok() {
             let why = self.become_program(node, program).await;
             tracing::warn!(program = %program.display(), "the launcher stays as it is: {why}");
         }
         self.set_renewing(false);
-        if let Err(error) = node.channel.ask(&ToNode::Resume, &[]).await {
+        let resumed = within(&self.core, SILENT_NS, node.channel.ask(&ToNode::Resume, &[])).await;
+        if let Err(error) = resumed {
             tracing::error!("the node does not continue: {error}");
             node.kill();
         }
-        tries
+        tries || held.is_err()
     }
 
     /// Waits until a node that asks nothing any more has all answers.

@@ -326,10 +326,7 @@ impl Requests {
                 let pause_us = handed.map_err(|why| Error::new(Kind::System, why))?;
                 json_answer(&pause_us)
             }
-            ToNode::Settle => {
-                self.upgrader.settle().await;
-                json_answer(&())
-            }
+            ToNode::Settle => json_answer(&self.upgrader.settle().await),
             ToNode::MayHandOver => json_answer(&self.upgrader.may_hand_over().err()),
             ToNode::Stop => {
                 tracing::info!(

@@ -153,6 +153,8 @@ pub fn serve(
         }
         None => (crate::log::open(&config.log, None)?, None),
     };
+    // While this process has one thread. Without it, copies use fences.
+    let _ = bdev::register_barrier();
     // Kept until the end of this function, when the writer writes what the cores logged.
     let (log, _writer) = crate::log::start(&config.log, sink)?;
     crate::log::end_process_on_panic();

@@ -70,6 +70,8 @@ pub(crate) use wire::{fuzz, fuzz_seeds};
 pub(crate) const VARIABLE: &str = "MILLRACE_SUCCESSOR";
 /// How long a successor may take to start, and to open what it receives.
 pub(crate) const START_NS: u64 = 10_000_000_000;
+/// How long changes of disks may take that were begun after [`Upgrader::settle`].
+const SETTLED_NS: u64 = 1_000_000_000;
 /// How long the successor waits for a disk to be quiesced before it leads without it.
 const REST_NS: u64 = 2_000_000_000;
 /// How long a successor may take to take its first disk, while the guest waits.
@@ -175,7 +177,7 @@ impl Upgrader {
     /// # Errors
     /// When the handover is not possible; then this node continues.
     pub async fn to(&self, program: &Path) -> Result<Successor, String> {
-        let (disks, served) = self.begin().await?;
+        let (disks, served) = self.begin(START_NS).await?;
         tracing::info!(program = %program.display(), "starting a successor");
         let handed = self.hand_over(program, &served).await;
         match &handed {
@@ -205,7 +207,7 @@ impl Upgrader {
     /// # Errors
     /// When the handover is not possible; then this node continues.
     pub async fn to_line(&self, line: OwnedFd) -> Result<u64, String> {
-        let (disks, served) = self.begin().await?;
+        let (disks, served) = self.begin(SETTLED_NS).await?;
         let handed = match Line::from_fd(&self.core, line) {
             Ok(line) => self.offer(Rc::new(line), &served).await,
             Err(error) => Err(format!("the line to the successor: {error}")),
@@ -213,12 +215,11 @@ impl Upgrader {
         self.decided(&disks, handed)
     }
 
-    /// Waits until no disk is being changed, but not for ever.
-    pub async fn settle(&self) {
-        let disks = self.disks.borrow().clone();
-        if let Some(disks) = disks {
-            disks.unchanged(&self.core, START_NS).await;
-        }
+    /// Waits until no disk is being changed, but not for ever: returns what is, in words.
+    pub async fn settle(&self) -> Option<String> {
+        let disks = self.disks.borrow().clone()?;
+        disks.unchanged(&self.core, START_NS).await;
+        disks.changing()
     }
 
     /// Whether the disks could be handed over, as far as is known.
@@ -229,8 +230,9 @@ impl Upgrader {
         self.disks.borrow().as_ref().map_or(Ok(()), |disks| disks.all_came())
     }
 
-    /// What is to be handed over. No other change is made until [`Upgrader::decided`].
-    async fn begin(&self) -> Result<(Rc<Disks>, Vec<Served>), String> {
+    /// What is to be handed over, when changes of disks have ended, for which it waits for so many
+    /// nanoseconds. No other change is made until [`Upgrader::decided`].
+    async fn begin(&self, changes_ns: u64) -> Result<(Rc<Disks>, Vec<Served>), String> {
         // A node that has just taken over is ready when its predecessor has ended.
         let serves = self.serves.wait_until(|| self.disks.borrow().is_some());
         let _ = timeout(&self.core, START_NS, serves).await;
@@ -238,8 +240,7 @@ impl Upgrader {
         let Some(disks) = disks.filter(|_| !self.busy.replace(true)) else {
             return Err("not now: the node is starting, ending or being upgraded".to_owned());
         };
-        // The launcher lists its disks right after an upgrade, which may be this moment.
-        disks.unchanged(&self.core, START_NS).await;
+        disks.unchanged(&self.core, changes_ns).await;
         match disks.to_hand_over() {
             Ok(served) => Ok((disks, served)),
             Err(why) => {

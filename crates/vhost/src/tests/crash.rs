@@ -1,6 +1,6 @@
 //! The process ends between any two stores into shared memory, and another takes over: no request
 //! is lost, none is completed twice, and unfinished requests are executed again in the guest's
-//! order before anything new.
+//! order before anything new. The guest looks at its ring only when it is interrupted.
 
 use std::collections::BTreeSet;
 
@@ -31,17 +31,34 @@ struct World {
     next: u64,
     done: BTreeSet<u64>,
     lives: u64,
+    /// The guest has an interrupt.
+    interrupted: bool,
+    /// Mutant: a target interrupts nobody when it starts.
+    starts_silently: bool,
 }
 
 impl World {
     fn new(case: &Case) -> World {
         let guest = Guest::new(case.form, case.num, case.start, F_INDIRECT_DESC);
         let region = InflightRegion::create(1, case.num, case.form).unwrap().0;
-        World { guest, region, executed: BTreeSet::new(), next: 0, done: BTreeSet::new(), lives: 0 }
+        World {
+            guest,
+            region,
+            executed: BTreeSet::new(),
+            next: 0,
+            done: BTreeSet::new(),
+            lives: 0,
+            interrupted: false,
+            starts_silently: false,
+        }
     }
 
     fn guest_runs(&mut self, case: &Case) {
-        for (seq, head, len) in self.guest.collect() {
+        let done = match std::mem::take(&mut self.interrupted) {
+            true => self.guest.collect(),
+            false => Vec::new(),
+        };
+        for (seq, head, len) in done {
             assert!(self.executed.contains(&seq), "{seq} was completed before it was executed");
             assert!(self.done.insert(seq), "{seq} was completed twice");
             assert_eq!(self.guest.status(head), 0, "status of {seq}");
@@ -65,6 +82,7 @@ impl World {
             return true;
         }
         let (mut ring, recovered) = started.unwrap();
+        self.interrupted |= ring.should_signal() && !self.starts_silently;
         let mut last = None;
         let mut tags = Vec::new();
         let mut resubmits = recovered.resubmits;
@@ -88,6 +106,10 @@ impl World {
             if crash::happened() {
                 return true;
             }
+            assert!(
+                self.interrupted || !tags.is_empty() || self.done.len() == case.requests as usize,
+                "the guest waits for an interrupt"
+            );
             let mut finished = Vec::new();
             let most = tags.len().min(case.batch);
             let count = if dice.roll(2) == 0 { dice.roll(most + 1) } else { most };
@@ -97,6 +119,10 @@ impl World {
                 finished.push(Finished { tag, status: Status::Ok });
             }
             ring.complete(&self.guest.memory, None, &finished);
+            if crash::happened() {
+                return true;
+            }
+            self.interrupted |= ring.should_signal();
         }
         assert_eq!(resubmits, 0);
         false
@@ -106,7 +132,10 @@ impl World {
 /// Runs a case with a crash after the given number of stores of each life. Returns whether all
 /// crashes happened.
 fn run(case: &Case, crashes: &[u64]) -> bool {
-    let mut world = World::new(case);
+    run_in(World::new(case), case, crashes)
+}
+
+fn run_in(mut world: World, case: &Case, crashes: &[u64]) -> bool {
     world.guest_runs(case);
     for &stores in crashes {
         crash::after(stores);
@@ -188,5 +217,20 @@ fn crashes_during_recovery_are_recovered() {
                 first += 7;
             }
         }
+    }
+}
+
+/// Who dies between a completion and its interrupt leaves a guest that waits for it.
+#[test]
+fn an_interrupt_that_is_lost_at_a_restart_is_noticed() {
+    for case in cases(4) {
+        let waits = |stores: u64| {
+            let world = World { starts_silently: true, ..World::new(&case) };
+            let run = std::panic::AssertUnwindSafe(|| run_in(world, &case, &[stores]));
+            let waits = std::panic::catch_unwind(run).is_err();
+            crash::over();
+            waits
+        };
+        assert!((1..200).any(waits), "{:?} from {}", case.form, case.start);
     }
 }

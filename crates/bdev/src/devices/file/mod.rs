@@ -23,6 +23,7 @@
 mod channel;
 mod job;
 
+use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
@@ -61,11 +62,25 @@ pub(crate) async fn open_image(
         _ => Mode::Direct,
     };
     let how = ImageOpening { read_only: *read_only, mode, lock: *lock == Lock::Open };
+    let is_new = open.is_none();
     let image = match open {
         None => core.open_image(path, how).await,
         Some((open, holes)) => core.take_image(path, how, open, holes).await,
     };
-    image.map_err(|error| Error::io(format!("cannot open {}", path.display()), error))
+    let name = path.display();
+    let image = image.map_err(|error| Error::io(format!("cannot open {name}"), error))?;
+    if is_new && *lock == Lock::Ring {
+        // A file system without locks is found out before a guest waits for one.
+        let wanted = if *read_only { ImageLock::Shared } else { ImageLock::Exclusive };
+        let tried = match core.lock_image(&image.file, wanted).await {
+            Ok(()) => core.lock_image(&image.file, ImageLock::None).await,
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(()),
+            Err(error) => Err(error),
+        };
+        let refused = |error| Error::io(format!("lock=ring: cannot lock {name}"), error);
+        tried.map_err(refused)?;
+    }
+    Ok(image)
 }
 
 impl FileDevice {
