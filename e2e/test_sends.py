@@ -163,7 +163,7 @@ def test_a_disk_moves_to_and_fro(nodes, tmp_path):
             sink.awaits(f"file:{images[(nth + 1) % 2]}")
             if nth > 1:
                 forget(sink)
-            assert operations(driven_there(source, rw="randwrite", depth=1)) > 0
+            assert operations(driven_there(source, rw="randwrite", depth=1, seconds=3)) > 0
         source.send(sink, "a", FINISH)
         assert filecmp.cmp(*images, shallow=False)
         assert (source.stage(), sink.stage()) == ("sent", "whole")
