@@ -78,3 +78,18 @@ def test_a_disk_moves_while_the_end_of_an_upgrade_waits_for_another_one(tmp_path
 
 def stage(node, name):
     return json.loads(node.do("move", "--status", name, "--json"))["moves"][0]["stage"]
+
+
+def test_a_disk_that_could_not_be_opened_is_attached_anew(tmp_path):
+    """Also if only its server is missing, which the launcher does not notice."""
+    port = millrace.free_port()
+    with Node(tmp_path) as node:
+        with Node(tmp_path, "--nbd", f"127.0.0.1:{port}", name="far") as far:
+            far.do("attach", spec(tmp_path, "x", "mem:8M"))
+            node.do("attach", spec(tmp_path, "c", f"nbd://127.0.0.1:{port}/x"))
+        node.restart()
+        assert "failed" in node.disks()["c"]
+        assert "the name c" in node.refuses("attach", spec(tmp_path, "c", "mem:8M"))
+        node.do("detach", "c")
+        node.do("attach", spec(tmp_path, "c", "mem:8M"))
+        assert operations(driven(tmp_path, "c", seconds=1)) > 0
