@@ -283,15 +283,21 @@ def is_held(on, phase):
     guest.wait_for(expected, lambda: (on.here.stage(), on.there.stage()) == expected, 20)
 
 
-@pytest.mark.parametrize("phase", ["copying", *HELD])
-def test_the_source_machine_is_killed_when_it_has_stopped(places, phase, long):
-    """The disk goes to the destination, also if little of it is there."""
+def begun_to_move(places, secs, phase, long):
+    """Two nodes and a machine whose disk is ready to move, or is still being copied."""
     if phase in ("copying", "owned") and not long:
         pytest.skip("only with --long")
-    on = places(secs=20, between=True)
+    on = places(secs=secs, between=True)
     if phase == "copying":
         on.here.do("move", "--limit", "64K")
     on.prepare(wait=phase != "copying")
+    return on
+
+
+@pytest.mark.parametrize("phase", ["copying", *HELD])
+def test_the_source_machine_is_killed_when_it_has_stopped(places, phase, long):
+    """The disk goes to the destination, also if little of it is there."""
+    on = begun_to_move(places, 20, phase, long)
 
     def killed(_):
         if phase != "copying":
@@ -311,12 +317,7 @@ def test_the_source_machine_is_killed_when_it_has_stopped(places, phase, long):
 @pytest.mark.parametrize("phase", ["copying", *HELD])
 def test_the_destination_machine_is_killed_when_the_source_has_stopped(places, phase, long):
     """The machine goes on at the source, with its disk."""
-    if phase in ("copying", "owned") and not long:
-        pytest.skip("only with --long")
-    on = places(secs=25, between=True)
-    if phase == "copying":
-        on.here.do("move", "--limit", "64K")
-    on.prepare(wait=phase != "copying")
+    on = begun_to_move(places, 25, phase, long)
     arrives = begin(on, guest.FAST)
     if phase != "copying":
         on.way.hold_at(*HELD[phase][1:])

@@ -269,24 +269,12 @@ impl Request {
         )
     }
 
-    /// Whether it changes a disk, or its limits.
+    /// Whether it changes a disk, or the limits of some.
     pub fn changes_a_disk(&self) -> bool {
-        use Request::{DiskAttach, DiskDetach, DiskLimit, DiskMove, DiskMoveAbort, DiskResize};
-        use Request::{DiskResume, DiskSend};
-        matches!(
-            self,
-            DiskAttach { .. }
-                | DiskDetach { .. }
-                | DiskLimit { .. }
-                | DiskMove { .. }
-                | DiskMoveAbort { .. }
-                | DiskResize { .. }
-                | DiskResume { .. }
-                | DiskSend { .. }
-        )
+        self.disk().is_some() || matches!(self, Request::DiskLimit { .. })
     }
 
-    /// The disk that it names.
+    /// The disk that it changes.
     fn disk(&self) -> Option<&str> {
         use Request::{DiskAttach, DiskDetach, DiskLimit, DiskMove, DiskMoveAbort, DiskResize};
         use Request::{DiskResume, DiskSend};
@@ -507,10 +495,8 @@ async fn run(
 ) -> Result<String, Error> {
     let only_looks = request.only_looks();
     let _change = match request.disk() {
-        Some(disk) if request.changes_a_disk() => {
-            Some(Change::new(clients, disk, request.opens())?)
-        }
-        _ => None,
+        Some(disk) => Some(Change::new(clients, disk, request.opens())?),
+        None => None,
     };
     let mut done = pin!(admin.run(request));
     loop {

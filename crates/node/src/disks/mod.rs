@@ -95,11 +95,6 @@ impl std::fmt::Display for Absent {
     }
 }
 
-/// The event that a disk could not be opened.
-fn not_opened(spec: &DiskSpec, error: &Error) -> What {
-    What::NotOpened { disk: spec.name.clone(), why: error.to_string() }
-}
-
 /// The parts of a served disk.
 pub(crate) struct Serving {
     pub target: Rc<Target>,
@@ -241,9 +236,7 @@ impl Disks {
                     }
                     Err(error) if *attached || takes_over => {
                         tracing::error!("{error}; it stays configured for the next start");
-                        disks.report(core, not_opened(spec, &error));
-                        disks.resources()?.give_up(&spec.name).await;
-                        Err(Absent::Failed(error.to_string()))
+                        Err(disks.could_not_open(core, spec, &error).await)
                     }
                     serving => Ok(serving?),
                 };
@@ -303,14 +296,20 @@ impl Disks {
             Ok(serving) => Ok(serving),
             Err(error) => {
                 tracing::error!("{error}");
-                self.report(core, not_opened(&spec, &error));
-                if let Some(resources) = &self.resources {
-                    resources.give_up(&spec.name).await;
-                }
-                Err(Absent::Failed(error.to_string()))
+                Err(self.could_not_open(core, &spec, &error).await)
             }
         };
         self.all.borrow_mut().push(Disk { spec: spec.clone(), attached, serving });
+    }
+
+    /// Tells operators of a disk that could not be opened, and closes what was opened for it.
+    async fn could_not_open(&self, core: &Core, spec: &DiskSpec, error: &Error) -> Absent {
+        let (disk, why) = (spec.name.clone(), error.to_string());
+        self.report(core, What::NotOpened { disk, why: why.clone() });
+        if let Some(resources) = &self.resources {
+            resources.give_up(&spec.name).await;
+        }
+        Absent::Failed(why)
     }
 
     /// Notes for operators what has happened.

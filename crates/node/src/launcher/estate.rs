@@ -120,19 +120,35 @@ struct TargetText {
 impl TargetText {
     fn of(target: &MoveTarget) -> std::io::Result<(TargetText, Vec<OwnedFd>)> {
         let MoveTarget { spec, holes, memory, line } = target;
-        let mut descriptors = copies(memory)?;
-        descriptors.extend(line.as_ref().map(OwnedFd::try_clone).transpose()?);
+        let descriptors = of_device(memory, line.as_ref())?;
         let (spec, memory, line) = (spec.clone(), memory.len(), line.is_some());
         Ok((TargetText { spec, holes: *holes, memory, line }, descriptors))
     }
 
-    fn taken(self, core: &Core, mut descriptors: Vec<OwnedFd>) -> std::io::Result<MoveTarget> {
+    fn taken(self, core: &Core, descriptors: Vec<OwnedFd>) -> std::io::Result<MoveTarget> {
         let TargetText { spec, holes, memory, line } = self;
-        let mut rest = descriptors.split_off(memory.min(descriptors.len()));
-        let line = (line && !rest.is_empty()).then(|| rest.remove(0));
+        let (memory, line, _) = parted(descriptors, memory, line);
         serve_line(core, &spec, line.as_ref())?;
-        Ok(MoveTarget { spec, holes, memory: descriptors, line })
+        Ok(MoveTarget { spec, holes, memory, line })
     }
+}
+
+/// Copies of the descriptors of a device: of its memory, and of the end of its line.
+fn of_device(memory: &[OwnedFd], line: Option<&OwnedFd>) -> std::io::Result<Vec<OwnedFd>> {
+    let mut descriptors = copies(memory)?;
+    descriptors.extend(line.map(OwnedFd::try_clone).transpose()?);
+    Ok(descriptors)
+}
+
+/// The descriptors of a device's memory, the end of its line, and what follows them.
+fn parted(
+    mut descriptors: Vec<OwnedFd>,
+    memory: usize,
+    line: bool,
+) -> (Vec<OwnedFd>, Option<OwnedFd>, Vec<OwnedFd>) {
+    let mut rest = descriptors.split_off(memory.min(descriptors.len()));
+    let line = (line && !rest.is_empty()).then(|| rest.remove(0));
+    (descriptors, line, rest)
 }
 
 /// A disk of the estate.
@@ -229,13 +245,12 @@ impl Beginning {
         let last = estate.open.iter().filter_map(|disk| disk.kept).max();
         let store = Store::of_manager(last.map_or(0, |last| last + 1));
         for DiskText { spec, holes, memory, line, kept, door } in estate.open {
-            let mut memory_fds = of_disk(core, next()?).await.map_err(|why| broken(&why))?;
-            let mut rest = memory_fds.split_off(memory.min(memory_fds.len()));
-            let line = (line && !rest.is_empty()).then(|| rest.remove(0));
+            let descriptors = of_disk(core, next()?).await.map_err(|why| broken(&why))?;
+            let (memory, line, rest) = parted(descriptors, memory, line);
             serve_line(core, &spec, line.as_ref()).map_err(|error| broken(&error))?;
             let door = FrontDoor::import(core, &spec.name, door, rest);
             let door = door.map_err(|error| broken(&error))?;
-            let disk = OpenDisk { spec, holes, memory: memory_fds, line, door };
+            let disk = OpenDisk { spec, holes, memory, line, door };
             if let Some(store) = &store {
                 disk.keep_in(core, store);
                 kept.iter().for_each(|&number| store.remove(number));
@@ -357,9 +372,7 @@ impl Launcher {
             for open in self.open.borrow().values() {
                 let OpenDisk { spec, holes, memory, line, door } = open;
                 let (state, own) = door.export().map_err(failed)?;
-                let mut descriptors = copies(memory).map_err(failed)?;
-                descriptors
-                    .extend(line.as_ref().map(OwnedFd::try_clone).transpose().map_err(failed)?);
+                let mut descriptors = of_device(memory, line.as_ref()).map_err(failed)?;
                 descriptors.extend(own);
                 let (spec, holes, memory) = (spec.clone(), *holes, memory.len());
                 let (line, kept) = (line.is_some(), door.kept());

@@ -46,6 +46,12 @@ pub(crate) struct FileDevice {
     mapping: Option<Arc<Mapping>>,
 }
 
+/// The lock that an image has while a virtual machine uses it, if it has one only then.
+fn lock_for_use(lock: Lock, read_only: bool) -> Option<ImageLock> {
+    let wanted = if read_only { ImageLock::Shared } else { ImageLock::Exclusive };
+    (lock == Lock::Ring).then_some(wanted)
+}
+
 /// Opens the image of a file, or takes an open one. For an open one the caller may know whether it
 /// supports punching holes.
 pub(crate) async fn open_image(
@@ -69,9 +75,8 @@ pub(crate) async fn open_image(
     };
     let name = path.display();
     let image = image.map_err(|error| Error::io(format!("cannot open {name}"), error))?;
-    if is_new && *lock == Lock::Ring {
+    if let Some(wanted) = lock_for_use(*lock, *read_only).filter(|_| is_new) {
         // A file system without locks is found out before a guest waits for one.
-        let wanted = if *read_only { ImageLock::Shared } else { ImageLock::Exclusive };
         let tried = match core.lock_image(&image.file, wanted).await {
             Ok(()) => core.lock_image(&image.file, ImageLock::None).await,
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(()),
@@ -131,8 +136,7 @@ impl FileDevice {
             Engine::Mmap => Mapping::new(&image.file, size_bytes, false, core.cores()),
             _ => None,
         };
-        let wanted = if *read_only { ImageLock::Shared } else { ImageLock::Exclusive };
-        let lock = (*lock == Lock::Ring).then_some(wanted);
+        let lock = lock_for_use(*lock, *read_only);
         Ok((FileDevice { image, engine, fua: *fua, lock, mapping }, geometry))
     }
 
