@@ -152,18 +152,18 @@ impl Channel {
         }
     }
 
-    /// Whether [`Channel::prefetch`] does anything.
+    /// Whether [`Channel::announce`] does anything.
     #[inline]
-    pub fn prefetches(&self) -> bool {
+    pub fn heeds_announcements(&self) -> bool {
         matches!(self.backend, Backend::Mem(_))
     }
 
-    /// Announces a read that will be submitted next: a device in memory begins to fetch its data
-    /// into the processor's cache.
+    /// Announces the read that will be submitted after the next request: a device in memory fetches
+    /// its data into the processor's cache meanwhile.
     #[inline]
-    pub fn prefetch(&self, offset: u64, len: u64) {
-        if let Device::Mem(mem) = self.device.device() {
-            mem.prefetch(offset, len);
+    pub fn announce(&self, offset: u64, len: u64) {
+        if let Backend::Mem(mem) = &self.backend {
+            mem.announce(offset, len);
         }
     }
 

@@ -50,8 +50,12 @@ const COLLAPSE_MAX: u64 = 32;
 const COLLAPSE_PAUSE_NS: u64 = 10_000_000;
 /// Longest discard of one request: emptying a resident page takes the core some 50 ns.
 const DISCARD_MAX: u64 = 16 << 20;
-/// How much of a request is prefetched.
-const PREFETCH_MAX: u64 = 4096;
+/// How many bytes ahead of what it copies a read fetches memory.
+const AHEAD: usize = 4096;
+/// From this length on, copying without that is faster: the processor sees what comes.
+const COPY_MIN: usize = 64 << 10;
+/// A line of the processor's cache, in bytes.
+const LINE: usize = 64;
 /// "MRmem", a line feed, and the version.
 const MAGIC: u64 = u64::from_le_bytes(*b"MRmem\n\0\x02");
 const SEALS: i32 = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
@@ -69,6 +73,31 @@ pub(crate) struct MemDevice {
 pub(crate) struct MemChannel {
     core: Core,
     collapses: Rc<CollapseQueue>,
+    /// Offset and length of the read that follows the next request.
+    next_read: Cell<(u64, u64)>,
+}
+
+/// Where a read fetches memory while it copies.
+struct Ahead {
+    /// Where its own range ends.
+    end: usize,
+    /// From there to the next read's range, modulo 2^64.
+    next: usize,
+    /// Where that range would end if it followed.
+    limit: usize,
+}
+
+impl Ahead {
+    /// What to fetch while the byte at `at` is copied.
+    #[inline]
+    fn of(&self, at: usize) -> usize {
+        match at + AHEAD {
+            own if own < self.end => own,
+            next if next < self.limit => next.wrapping_add(self.next),
+            // Nothing follows.
+            _ => at,
+        }
+    }
 }
 
 #[derive(Default)]
@@ -80,7 +109,16 @@ struct CollapseQueue {
 
 impl MemChannel {
     pub fn new(core: &Core) -> MemChannel {
-        MemChannel { core: core.clone(), collapses: Rc::default() }
+        MemChannel { core: core.clone(), collapses: Rc::default(), next_read: Cell::default() }
+    }
+
+    /// Announces the read that follows the next request. If the next request is a read, too, it
+    /// fetches the other one's memory while it copies its own, line by line: a core that only
+    /// copies waits for memory most of the time, and one that asks for many lines at once waits
+    /// until they have come.
+    #[inline]
+    pub fn announce(&self, offset: u64, len: u64) {
+        self.next_read.set((offset, len));
     }
 
     /// Performs a request immediately.
@@ -90,7 +128,7 @@ impl MemChannel {
     #[inline]
     pub unsafe fn perform(&self, device: &Arc<MemDevice>, io: &Io<'_>) -> Status {
         // SAFETY: by this function's contract.
-        let (status, wrote_pages) = unsafe { device.perform(io) };
+        let (status, wrote_pages) = unsafe { device.perform(io, self.next_read.take()) };
         if wrote_pages {
             self.note_full(device, io.offset, io.len);
         }
@@ -326,21 +364,23 @@ impl MemDevice {
         Ok(())
     }
 
-    /// Performs a request immediately. Also returns whether it was the first write to a page.
+    /// Performs a request immediately; `next` is the offset and the length of a read that follows,
+    /// or any other two numbers. Also returns whether it was the first write to a page.
     ///
     /// # Safety
     /// The range lies in the device. The segments of a read or a write are valid, and together as
     /// long as the range.
     #[inline]
-    pub unsafe fn perform(&self, io: &Io<'_>) -> (Status, bool) {
+    pub unsafe fn perform(&self, io: &Io<'_>, next: (u64, u64)) -> (Status, bool) {
         let mut wrote_pages = false;
         let mut at = io.offset as usize;
         match io.kind {
             Kind::Read => {
+                let ahead = self.ahead_of(io, next);
                 for segment in io.segments {
                     // SAFETY: `at` and the segment's length stay in the device; the segment is
                     // valid.
-                    unsafe { self.read(at, segment.iov_base.cast(), segment.iov_len) };
+                    unsafe { self.read(at, segment.iov_base.cast(), segment.iov_len, &ahead) };
                     at += segment.iov_len;
                 }
             }
@@ -371,7 +411,7 @@ impl MemDevice {
     /// # Safety
     /// The range lies in the device, and `to` is valid for writes of `len` bytes.
     #[inline]
-    unsafe fn read(&self, from: usize, to: *mut u8, len: usize) {
+    unsafe fn read(&self, from: usize, to: *mut u8, len: usize, ahead: &Ahead) {
         let (pages, end) = (self.pages(), from + len);
         let mut at = from;
         while at < end {
@@ -382,12 +422,36 @@ impl MemDevice {
             unsafe {
                 let to = to.add(at - from);
                 match written {
-                    true => std::ptr::copy(self.base.add(at), to, n),
+                    true => self.copy_out(at, to, n, ahead),
                     false => to.write_bytes(0, n),
                 }
             }
             at += n;
         }
+    }
+
+    /// Copies written bytes out, and fetches as many that are read later.
+    ///
+    /// # Safety
+    /// As for [`MemDevice::read`].
+    #[inline]
+    unsafe fn copy_out(&self, from: usize, to: *mut u8, len: usize, ahead: &Ahead) {
+        let mut done = 0;
+        while len < COPY_MIN && done + LINE <= len {
+            self.prefetch(ahead.of(from + done));
+            // SAFETY: by this function's contract.
+            unsafe { std::ptr::copy(self.base.add(from + done), to.add(done), LINE) };
+            done += LINE;
+        }
+        // SAFETY: as above.
+        unsafe { std::ptr::copy(self.base.add(from + done), to.add(done), len - done) };
+    }
+
+    /// What a read fetches while it copies: what follows in its own range, then the next read.
+    fn ahead_of(&self, io: &Io<'_>, next: (u64, u64)) -> Ahead {
+        let end = (io.offset + io.len) as usize;
+        let next_len = (next.1 as usize).min(AHEAD);
+        Ahead { end, next: (next.0 as usize).wrapping_sub(end), limit: end + next_len }
     }
 
     /// The pages of a range that were never written, or discarded, as holes.
@@ -442,20 +506,18 @@ impl MemDevice {
         }
     }
 
-    /// Begins to fetch the start of a range into the processor's cache.
+    /// Begins to fetch a line into the processor's cache.
     #[inline]
-    pub fn prefetch(&self, offset: u64, len: u64) {
-        for line in (0..len.min(PREFETCH_MAX)).step_by(64) {
-            let at = self.base.wrapping_add((offset + line) as usize);
-            #[cfg(target_arch = "x86_64")]
-            // SAFETY: a prefetch of any address is allowed: it has no effect that the program can
-            // observe.
-            unsafe {
-                std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T1 }>(at.cast());
-            }
-            #[cfg(not(target_arch = "x86_64"))]
-            let _ = at;
+    fn prefetch(&self, at: usize) {
+        let at = self.base.wrapping_add(at);
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: a prefetch of any address is allowed: it has no effect that the program can
+        // observe.
+        unsafe {
+            std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(at.cast());
         }
+        #[cfg(not(target_arch = "x86_64"))]
+        let _ = at;
     }
 
     /// Gives whole pages back to the system, which then read as zeroes; overwrites partial pages.
@@ -506,7 +568,7 @@ mod tests {
         let segments = &segments[..usize::from(matches!(kind, Kind::Read | Kind::Write))];
         let io = Io { kind, offset, len: len as u64, segments, tag: 0, fua: false };
         // SAFETY: the segment is `memory`, and the callers' ranges lie in the device.
-        assert_eq!(unsafe { device.perform(&io) }.0, Status::Ok);
+        assert_eq!(unsafe { device.perform(&io, (0, 0)) }.0, Status::Ok);
     }
 
     /// Bytes of memory that the file occupies.

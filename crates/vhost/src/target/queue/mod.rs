@@ -66,8 +66,6 @@ use crate::target::trouble::{ASK_NS, Trouble};
 
 /// Most requests taken in one turn. More would keep the core from its other work for too long.
 const TURN: usize = 128;
-/// How many reads ahead of the current one a device in memory begins to fetch.
-const AHEAD: usize = 4;
 /// Most consecutive kicks without a request, in addition to one for each entry of the ring. A guest
 /// has no reason for more, and each costs the core some microseconds.
 const IDLE_KICKS: u32 = 4096;
@@ -541,13 +539,10 @@ impl Queue {
         }
         let tags = std::mem::take(&mut self.tags);
         let now = self.core.now_ns();
-        let prefetches = self.channel.prefetches();
-        if prefetches {
-            tags.iter().take(AHEAD).for_each(|&tag| self.prefetch(tag));
-        }
+        let announces = self.channel.heeds_announcements();
         for (nth, &tag) in tags.iter().enumerate() {
-            if prefetches && let Some(&tag) = tags.get(nth + AHEAD) {
-                self.prefetch(tag);
+            if announces && let Some(&next) = tags.get(nth + 1) {
+                self.announce(next);
             }
             self.begun_ns[usize::from(tag)] = now;
             if self.ring.request(tag).len > PIECE_MIN {
@@ -563,12 +558,12 @@ impl Queue {
         self.tags.clear();
     }
 
-    /// Begins to fetch what a read will return.
+    /// Announces a read to the device.
     #[inline]
-    fn prefetch(&self, tag: u16) {
+    fn announce(&self, tag: u16) {
         let request = self.ring.request(tag);
         if request.kind == Kind::Read {
-            self.channel.prefetch(request.offset, request.len);
+            self.channel.announce(request.offset, request.len);
         }
     }
 
