@@ -7,6 +7,7 @@ import os
 import random
 import signal
 import socket
+import subprocess
 import time
 
 import guest
@@ -391,7 +392,6 @@ def test_a_disk_that_is_being_sent_is_left_alone(nodes, tmp_path):
     assert there.elsewhere() == "is coming from another node" and here.elsewhere() is None
     for words in (["move", "a", "--to", f"127.0.0.1:{there.port}/b"], ["move", "a", "--to", f"file:{tmp_path}/x.img"], ["resize", "a", "--size", "64M"], ["detach", "a"]):
         assert "is being moved" in here.refuses(*words), words
-    assert "being moved" in millrace.fail("upgrade", "--state", here.state)
     # Another source does not get in between.
     with Store(tmp_path, "third") as third:
         third.attach("mem:32M")
@@ -421,6 +421,49 @@ def others(tmp_path_factory):
 
 def shows(certificates, name="server", ca=None):
     return ["--moves-cert", certificates[f"{name}.pem"], "--moves-key", certificates[f"{name}.key"], "--moves-ca", ca or certificates["ca.pem"]]
+
+
+@pytest.mark.parametrize("moment", ["while it is copied", "when it is ready"])
+def test_an_upgrade_leaves_a_move_to_the_next_process(nodes, tmp_path, moment):
+    here, there = nodes
+    here.attach(f"file:{filled(tmp_path / 'old.img')}")
+    here.attach("mem:8M", "b")
+    there.awaits(f"file:{image(tmp_path / 'new.img', 32)}")
+    here.do("move", "--limit", "3M" if moment == "while it is copied" else "0")
+    mover = subprocess.Popen([millrace.BINARY, "disk", "move", "a", "--to", f"127.0.0.1:{there.port}/a", "--state", here.state])
+    stage = "copying" if moment == "while it is copied" else "ready"
+    here.until(stage)
+    guest.wait_for("some of it", lambda: here.status()["copied_bytes"] > 0)
+    # An upgrade that fails does not end it.
+    millrace.fail("upgrade", "--state", here.state, "--program", "/bin/false")
+    here.until(stage)
+    before = here.pid()
+    here.upgrade()
+    assert here.pid() != before
+    here.until(stage)
+    if moment == "while it is copied":
+        # The limit has not changed.
+        moves = json.loads(here.do("move", "--status", "--json"))
+        assert moves["bytes_per_second"] == 3 << 20 and moves["moves"][0]["left_bytes"] > 0
+        assert mover.poll() is None
+        here.do("move", "--limit", "0")
+    assert mover.wait(guest.PATIENCE) == 0
+    assert "has moved" in here.do("move", "a", FINISH)
+    assert filecmp.cmp(tmp_path / "old.img", tmp_path / "new.img", shallow=False)
+    assert here.happened() == ["attached", "move-begun", "moved"]
+
+
+def test_the_limit_of_moves_outlives_the_node(nodes):
+    here, there = nodes
+    rate = lambda: json.loads(here.do("move", "--status", "--json"))["bytes_per_second"]
+    here.do("move", "--limit", "3M")
+    here.kill_node()
+    guest.wait_for("it", lambda: rate() == 3 << 20)
+    here.upgrade()
+    assert rate() == 3 << 20
+    here.do("move", "--limit", "0")
+    here.kill_node()
+    assert rate() is None
 
 
 def test_a_disk_moves_over_tls(tmp_path, certificates):

@@ -271,7 +271,8 @@ impl Request {
 
     /// Whether it changes a disk, or the limits of some.
     pub fn changes_a_disk(&self) -> bool {
-        self.disk().is_some() || matches!(self, Request::DiskLimit { .. })
+        use Request::{DiskLimit, DiskMoveLimit};
+        self.disk().is_some() || matches!(self, DiskLimit { .. } | DiskMoveLimit { .. })
     }
 
     /// The disk that it changes.

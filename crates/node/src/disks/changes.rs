@@ -71,7 +71,7 @@ impl Disks {
         self.change_of(Subject::Disk(name.to_owned())).await
     }
 
-    async fn change_of(&self, subject: Subject) -> Result<Change<'_>, Error> {
+    pub(super) async fn change_of(&self, subject: Subject) -> Result<Change<'_>, Error> {
         let is_free = || !self.handing_over.get() && self.is_free(&subject);
         self.changed.wait_until(is_free).await;
         if self.ended.get() || self.left.get() {

@@ -1,7 +1,8 @@
 //! Limits of the rates of disks and of groups of disks, as operators give them.
 //!
-//! A disk may have limits of its own, and be in a group whose disks share limits. They change
-//! while guests run; the state directory keeps them, and an upgrade takes them along.
+//! A disk may have limits of its own, and be in a group whose disks share limits. All moves of
+//! disks share one. They change while guests run; the state directory keeps them, and an upgrade
+//! takes them along.
 
 use std::collections::BTreeMap;
 
@@ -73,9 +74,17 @@ pub struct LimitChange {
     /// How much is saved at most, as the time that earns it; 0 is 100 ms.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub burst_ns: Option<u64>,
+    /// Bytes per second of all moves together, instead of a disk's or a group's; 0 is no limit.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub moves: Option<u64>,
 }
 
 impl LimitChange {
+    /// Limits the bytes per second of all moves together; 0 is no limit.
+    pub(crate) fn of_moves(bytes_per_second: u64) -> LimitChange {
+        LimitChange { moves: Some(bytes_per_second), ..LimitChange::default() }
+    }
+
     /// Refuses a change that means nothing.
     pub(crate) fn check(&self) -> Result<(), String> {
         if let Some(group) = &self.group {
@@ -88,7 +97,7 @@ impl LimitChange {
             if group.chars().any(|c| c.is_control() || c.is_whitespace()) {
                 return Err(format!("the name of a group must not have white space: '{group}'"));
             }
-        } else if self.name.is_none() {
+        } else if self.name.is_none() && self.moves.is_none() {
             return Err("name a disk or a group".to_owned());
         }
         if self.burst_ns.is_some_and(|burst_ns| burst_ns > BURST_NS_MAX) {
@@ -108,12 +117,15 @@ pub(crate) struct AllLimits {
     /// By the name of the group.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub groups: BTreeMap<String, Limits>,
+    /// Bytes per second of all moves together; 0 is no limit.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub moves: u64,
 }
 
 impl AllLimits {
     /// Whether there are none.
     pub fn is_empty(&self) -> bool {
-        self.disks.is_empty() && self.groups.is_empty()
+        *self == AllLimits::default()
     }
 
     /// The limits of a disk.
@@ -129,7 +141,8 @@ impl AllLimits {
     /// Makes a change.
     pub fn change(&mut self, change: &LimitChange) -> Result<(), String> {
         change.check()?;
-        let LimitChange { name, group, iops, bytes_per_second, burst_ns } = change;
+        let LimitChange { name, group, iops, bytes_per_second, burst_ns, moves } = change;
+        self.moves = moves.unwrap_or(self.moves);
         let (all, key, group) = match (name, group) {
             (Some(name), group) => (&mut self.disks, name, group.as_ref()),
             (None, Some(group)) => (&mut self.groups, group, None),
@@ -195,6 +208,10 @@ mod tests {
             .unwrap();
         all.change(&LimitChange { group: Some("g".into()), ..off }).unwrap();
         assert!(all.is_empty(), "{all:?}");
+        all.change(&LimitChange::of_moves(7)).unwrap();
+        assert_eq!((all.moves, all.is_empty()), (7, false));
+        let text = serde_json::to_string(&all).unwrap();
+        assert_eq!(serde_json::from_str::<AllLimits>(&text).unwrap(), all);
     }
 
     #[test]

@@ -139,8 +139,6 @@ pub(crate) struct Disks {
     /// The moves under way, and the last one of each disk, by the disk's name.
     moves: RefCell<BTreeMap<String, Rc<Move>>>,
     moves_ended: moves::Ended,
-    /// Bytes per second of all moves together; 0 is no limit.
-    moves_rate: Cell<u64>,
     /// How far disks are on their way to other nodes, or from them.
     transfers: RefCell<BTreeMap<String, Transfer>>,
     /// Disks whose way is being changed.
@@ -471,7 +469,7 @@ impl Disks {
         let moving = self.moving();
         if !moving.is_empty() {
             let names = moving.join(", ");
-            return Err(format!("disks are being moved, which ends with this node: {names}"));
+            return Err(format!("moves would end with this node, or are about to switch: {names}"));
         }
         if self.ended.get() {
             return Err("this node is ending".to_owned());

@@ -21,8 +21,9 @@
 //! instant continues with a complete device. Should the state directory be in doubt, the guest
 //! waits until it could be written again.
 //!
-//! While a disk moves, its node is not upgraded, and it is neither resized nor detached. A move
-//! ends with its node; the disk stays where it is.
+//! While a disk moves, it is neither resized nor detached. A move to another device ends with its
+//! node, so the node is not upgraded meanwhile; the disk stays where it is. A move to another node
+//! is continued by the next process, unless it is about to switch.
 
 use std::cell::{Cell, RefCell};
 use std::future::Future;
@@ -35,9 +36,11 @@ use transfer::Shape;
 use vhost::{FrontEnd, Target};
 
 use super::Disks;
+use super::changes::Subject;
 use super::export::PAUSE_NS;
 use super::sending::Sending;
 use crate::disks::events::What;
+use crate::disks::limits::LimitChange;
 use crate::disks::spec::DiskSpec;
 use crate::disks::transfers::Transfer;
 use crate::error::{Error, Kind};
@@ -56,6 +59,8 @@ const TRIES_MAX: u32 = 3;
 /// The rest that is copied while the guest waits: what takes so long, but at least so much.
 const REST_NS: u64 = 2_000_000;
 const REST_BYTES_MIN: u64 = 256 << 10;
+/// How long the moves may take to end that the next process is to continue, in an upgrade.
+const LEAVE_NS: u64 = 5_000_000_000;
 /// How often a pass of a copy looks whether others use the disk, in nanoseconds.
 const LOOK_NS: u64 = 100_000_000;
 /// Rounds without progress before writes are limited, and the lowest limit in bytes per second.
@@ -214,6 +219,20 @@ impl Move {
 
     fn is_stopped(&self) -> bool {
         self.abort.get() || self.leave.get()
+    }
+
+    /// Whether the next process may continue it: not if its guest would wait for that.
+    fn may_be_left(&self) -> bool {
+        let migrates = |sending: &Rc<Sending>| sending.migrates.get();
+        self.is_active()
+            && *self.stage.borrow() != Stage::Switching
+            && self.sending.borrow().as_ref().is_some_and(|sending| !migrates(sending))
+    }
+
+    /// Lets it end: the next process continues, if it can.
+    fn leave(&self) {
+        self.leave.set(true);
+        self.changed.notify_all();
     }
 
     /// Suspends until it is to end.
@@ -382,6 +401,12 @@ impl Disks {
         self.moves.borrow().get(name).is_some_and(|moving| moving.is_active())
     }
 
+    /// Whether the move of a disk is ending that the next process is to continue.
+    pub(super) fn leaves_move(&self, name: &str) -> bool {
+        let leaves = |moving: &Rc<Move>| moving.is_active() && moving.leave.get();
+        self.moves.borrow().get(name).is_some_and(leaves)
+    }
+
     /// Refuses what cannot be done while a disk is being moved.
     pub(super) fn unless_moving(&self, name: &str) -> Result<(), Error> {
         match self.moves(name) {
@@ -403,7 +428,7 @@ impl Disks {
         let (moves, now_ns) = (self.moves.borrow(), core.now_ns());
         let wanted = moves.iter().filter(|(moved, _)| name.is_none_or(|name| name == *moved));
         let all: Vec<_> = wanted.map(|(name, moving)| moving.report(name, now_ns)).collect();
-        let rate = self.moves_rate.get();
+        let rate = self.limits.borrow().moves;
         json!({"moves": all, "bytes_per_second": (rate > 0).then_some(rate)})
     }
 
@@ -461,18 +486,24 @@ impl Disks {
         Ok(json!({"moves": [{"name": name, "stage": stage}]}))
     }
 
-    /// Limits the bytes per second of all moves together; 0 is no limit.
-    pub fn limit_moves(&self, core: &Core, bytes_per_second: u64) -> Value {
-        self.moves_rate.set(bytes_per_second);
+    /// Limits the bytes per second of all moves together, and stores that; 0 is no limit. Suspends.
+    ///
+    /// # Errors
+    /// When it cannot be stored.
+    pub async fn limit_moves(&self, core: &Core, bytes_per_second: u64) -> Result<Value, Error> {
+        let change = LimitChange::of_moves(bytes_per_second);
+        let _change = self.change_of(Subject::Limits).await?;
+        self.resources()?.change_limits(&change).await?;
+        self.limits.borrow_mut().moves = bytes_per_second;
         self.share_rate();
-        self.moves_report(core, None)
+        Ok(self.moves_report(core, None))
     }
 
     /// Gives each move its part of the rate.
     pub(super) fn share_rate(&self) {
         let moves = self.moves.borrow();
         let active = || moves.values().filter(|moving| moving.is_active());
-        let (rate, count) = (self.moves_rate.get(), active().count().max(1) as u64);
+        let (rate, count) = (self.limits.borrow().moves, active().count().max(1) as u64);
         for copy in active().filter_map(|moving| moving.copy.borrow().clone()) {
             copy.limit(if rate == 0 { 0 } else { (rate / count).max(1) });
         }
@@ -482,9 +513,30 @@ impl Disks {
     pub(super) async fn end_moves(&self) {
         let all: Vec<_> = self.moves.borrow().values().cloned().collect();
         for moving in all {
-            moving.leave.set(true);
-            moving.changed.notify_all();
+            moving.leave();
             moving.changed.wait_until(|| !moving.is_active()).await;
+        }
+    }
+
+    /// Ends the moves that a successor continues. Suspends until they have ended, but not for ever.
+    pub async fn leave_moves(&self, core: &Core) {
+        let all: Vec<_> = self.moves.borrow().values().cloned().collect();
+        let left = || all.iter().filter(|moving| moving.leave.get());
+        all.iter().filter(|moving| moving.may_be_left()).for_each(|moving| moving.leave());
+        let ended = async {
+            for moving in left() {
+                moving.changed.wait_until(|| !moving.is_active()).await;
+            }
+        };
+        let _ = timeout(core, LEAVE_NS, ended).await;
+    }
+
+    /// Continues the moves that no successor has continued.
+    pub fn continue_moves(self: &Rc<Self>, core: &Core) {
+        for (name, transfer) in self.transfers.borrow().clone() {
+            if matches!(transfer, Transfer::Sending { .. }) {
+                self.go_on_with(core, &name, transfer);
+            }
         }
     }
 
@@ -510,15 +562,19 @@ impl Disks {
             }
             _ => None,
         };
-        let (stage, what) = match moved {
+        let ended = match moved {
             Ok(()) => {
                 let pause_us = moving.pause_us.get();
                 tracing::info!(disk = name, to = uri, pause_us, "moved a disk");
-                (Stage::Done, What::Moved { disk, uri, pause_us })
+                Some((Stage::Done, What::Moved { disk, uri, pause_us }))
+            }
+            Err(Stop::Left) if moving.to_node => {
+                tracing::info!(disk = name, to = uri, "the next process continues the move");
+                None
             }
             Err(stop) => {
                 match &goal {
-                    Goal::Node(_) if matches!(stop, Stop::Left | Stop::Undecided) => {}
+                    Goal::Node(_) if matches!(stop, Stop::Undecided) => {}
                     Goal::Node(sending) => self.give_up(core, name, sending).await,
                     Goal::Device(..) => {
                         if let Ok(resources) = self.resources() {
@@ -535,10 +591,9 @@ impl Disks {
                     Stop::Failed(error) => (Stage::Failed(error.to_string()), error.to_string()),
                 };
                 tracing::warn!(disk = name, to = uri, "a disk has not moved: {why}");
-                (stage, What::MoveFailed { disk, uri, why })
+                Some((stage, What::MoveFailed { disk, uri, why }))
             }
         };
-        self.report(core, what);
         moving.ended_ns.set(core.now_ns());
         if let Goal::Node(sending) = &goal {
             // It would say hello again.
@@ -549,8 +604,17 @@ impl Disks {
         }
         let copy = moving.copy.take();
         moving.copied_bytes.set(copy.map_or(0, |copy| copy.copied_bytes()));
-        self.moves_ended.count(&stage);
-        moving.set_stage(stage);
+        match ended {
+            Some((stage, what)) => {
+                self.report(core, what);
+                self.moves_ended.count(&stage);
+                moving.set_stage(stage);
+            }
+            None => {
+                self.moves.borrow_mut().remove(name);
+                moving.set_stage(Stage::Aborted);
+            }
+        }
         self.share_rate();
         self.changed.notify_all();
     }

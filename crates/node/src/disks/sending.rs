@@ -250,10 +250,12 @@ impl Disks {
         while !there() {
             core.sleep_ns(AGAIN_NS).await;
         }
+        // What this process has left has to end first.
+        self.changed.wait_until(|| !self.leaves_move(name)).await;
         let Ok(_change) = self.change(name).await else { return };
         let Ok(target) = self.target(name) else { return };
-        // It may have been detached.
-        let same = self.transfer(name).as_ref() == Some(&transfer);
+        // It may have been detached, or have been continued.
+        let same = self.transfer(name).as_ref() == Some(&transfer) && !self.moves(name);
         let Transfer::Sending { id, to, anyway, leaves } = transfer else { return };
         if !same {
             return;

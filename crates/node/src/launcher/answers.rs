@@ -352,7 +352,8 @@ impl Launcher {
                 first.group.as_ref() == Some(group) && all.of_group(group) == Limits::default()
             })
         };
-        match may && own && limits[1..].iter().all(joins) {
+        let of_moves = limits.iter().any(|change| change.moves.is_some());
+        match may && own && !of_moves && limits[1..].iter().all(joins) {
             true => Ok(()),
             false => Err(unasked(name, "limited")),
         }

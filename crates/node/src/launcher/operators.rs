@@ -160,6 +160,9 @@ impl Commands for Operators {
             }
             Request::DiskDetach { name, .. } => Some(Order::Detach(name.clone())),
             Request::DiskLimit { change } => Some(Order::Limit(change.clone())),
+            Request::DiskMoveLimit { bytes_per_second } => {
+                Some(Order::Limit(LimitChange::of_moves(*bytes_per_second)))
+            }
             Request::DiskMove { name, uri, .. } => {
                 Some(Order::Move { name: name.clone(), uri: uri.clone() })
             }

@@ -1,6 +1,7 @@
 use std::os::unix::net::UnixStream;
 
 use nix::errno::Errno;
+use nix::sys::signal::{Signal, kill};
 use nix::sys::wait::waitpid;
 use nix::unistd::Pid;
 use reactor::{OtherProcess, Program};
@@ -298,7 +299,7 @@ fn a_launcher_ends_after_the_survivor_of_its_node_and_reaps_it() {
     reactor::run(&one_core(), move |core| {
         let root = place.clone();
         async move {
-            let sleep = ["0.2"].map(Into::into).to_vec();
+            let sleep = ["60"].map(Into::into).to_vec();
             let input = new_file(&root.join("input"));
             let program = Program {
                 path: "/bin/sleep".into(),
@@ -310,10 +311,14 @@ fn a_launcher_ends_after_the_survivor_of_its_node_and_reaps_it() {
             let (launcher, node) = launcher(&core, &root).await;
             node.set_survivor(OtherProcess::open(survivor).unwrap());
             launcher.stopping.set(true);
-            let since_ns = core.now_ns();
-            assert_eq!(launcher.until_the_end().await.unwrap(), 0);
-            assert!(core.now_ns() > since_ns + 100 * MOMENT_NS, "the images are still open");
             let pid = Pid::from_raw(survivor as i32);
+            let (since_ns, again) = (core.now_ns(), core.clone());
+            core.spawn(Class::Control, async move {
+                again.sleep_ns(20 * MOMENT_NS).await;
+                kill(pid, Signal::SIGKILL).unwrap();
+            });
+            assert_eq!(launcher.until_the_end().await.unwrap(), 0);
+            assert!(core.now_ns() >= since_ns + 20 * MOMENT_NS, "the images are still open");
             assert_eq!(waitpid(pid, None), Err(Errno::ECHILD), "nobody has waited for it");
         }
     })

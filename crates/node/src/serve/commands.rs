@@ -84,7 +84,7 @@ impl Admin {
                 disks.begin_send(core, &name, to, finish).await
             }
             Request::DiskMoveLimit { bytes_per_second } => {
-                Ok(disks.limit_moves(core, bytes_per_second))
+                disks.limit_moves(core, bytes_per_second).await
             }
             Request::DiskResume { name } => {
                 let was_paused = disks.go_on(core, &name).await?;

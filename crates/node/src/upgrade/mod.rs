@@ -241,9 +241,11 @@ impl Upgrader {
             return Err("not now: the node is starting, ending or being upgraded".to_owned());
         };
         disks.unchanged(&self.core, changes_ns).await;
+        disks.leave_moves(&self.core).await;
         match disks.to_hand_over() {
             Ok(served) => Ok((disks, served)),
             Err(why) => {
+                disks.continue_moves(&self.core);
                 self.busy.set(false);
                 Err(why)
             }
@@ -251,11 +253,12 @@ impl Upgrader {
     }
 
     /// Lets the node end, or continue; returns the longest pause of a guest, in microseconds.
-    fn decided(&self, disks: &Disks, handed: Result<Moves, String>) -> Result<u64, String> {
+    fn decided(&self, disks: &Rc<Disks>, handed: Result<Moves, String>) -> Result<u64, String> {
         let mut moves = match handed {
             Ok(moves) => moves,
             Err(why) => {
                 disks.resume();
+                disks.continue_moves(&self.core);
                 disks.resume_nbd();
                 disks.resume_receiving();
                 self.busy.set(false);

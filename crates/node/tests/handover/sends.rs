@@ -11,14 +11,14 @@
 
 use std::cell::{Cell, RefCell};
 use std::net::SocketAddr as NetAddress;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 use std::rc::Rc;
 
 use frontend::message::request;
 use frontend::{Connection, Session};
 use node::DiskSpec;
-use node::simulated::{Kept, Node};
+use node::simulated::{Kept, Listen, Node};
 use reactor::sim::{Process, Rng, SimConfig, World};
 use reactor::{Class, Core, UnixSocket, race};
 use sim::guest::{END_NS, Guest, QUEUES, SECTOR, SECTORS, with_disk_at};
@@ -45,6 +45,8 @@ pub struct Report {
     /// Nodes that were killed, and times that all connections were lost.
     pub killed: u64,
     pub resets: u64,
+    /// Nodes that have taken over from others while a disk was on its way.
+    pub upgraded: u64,
     /// Guests that went back although they had begun, and got nothing.
     pub nothing: u64,
     pub checked_sectors: u64,
@@ -253,6 +255,43 @@ impl Outside {
         .await;
     }
 
+    /// Lets another process take over from a host's node.
+    async fn upgrade(&mut self, nth: usize) {
+        let host = &mut self.hosts[nth];
+        let Some(old) = host.node.as_ref().filter(|node| node.serves()) else { return };
+        let (old, old_told) = (old.process.clone(), old.told.clone());
+        let (ours, theirs) = UnixStream::pair().expect("a pair of sockets");
+        old_told.hand_over.replace(Some(ours.into()));
+        host.stays_down = true;
+        let (spec, address) = (host.spec.borrow().clone(), host.address.clone());
+        let (kept, net) = (host.kept.clone() as Rc<dyn Kept>, host.net);
+        let listen: Listen =
+            Rc::new(move |_| UnixListener::bind_addr(&address).ok().map(OwnedFd::from));
+        let told = Rc::<Told>::default();
+        let own = told.clone();
+        let process = self.world.start_process(move |core| async move {
+            let Ok(node) = Node::inherit(&core, &[spec], theirs.into(), listen, kept).await else {
+                return;
+            };
+            while node.receive(net).is_err() {
+                core.sleep_ns(LOOK_NS).await;
+            }
+            serve(&core, node, &own).await;
+        });
+        let new = Running { process, told };
+        let decided = || old_told.outcome.borrow().is_some() || old.has_ended();
+        self.until("an outcome", |_| decided()).await;
+        let fails = matches!(&*old_told.outcome.borrow(), Some(Err(_)));
+        let settled = || new.process.has_ended() || !fails && new.serves() && old.has_ended();
+        self.until("one node", |_| settled()).await;
+        let host = &mut self.hosts[nth];
+        host.stays_down = false;
+        if new.serves() {
+            host.node = Some(new);
+            self.report.upgraded += 1;
+        }
+    }
+
     /// Disturbs what follows.
     fn disturb(&mut self) {
         for nth in 0..2 {
@@ -291,6 +330,11 @@ impl Outside {
             self.within(2_000_000_000, |outside| outside.hosts[here].stage() == "sending").await;
         self.report.begun += u64::from(begun);
         self.disturb();
+        if self.rng.below(3) == 0 {
+            self.steps(100).await;
+            let nth = self.rng.index(2);
+            self.upgrade(nth).await;
+        }
         self.steps(150).await;
         if self.rng.below(3) == 0 {
             self.world.reset_connections();
