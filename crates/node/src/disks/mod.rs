@@ -469,7 +469,9 @@ impl Disks {
         let moving = self.moving();
         if !moving.is_empty() {
             let names = moving.join(", ");
-            return Err(format!("moves would end with this node, or are about to switch: {names}"));
+            return Err(format!(
+                "disks are being moved, and no other process could continue that now: {names}"
+            ));
         }
         if self.ended.get() {
             return Err("this node is ending".to_owned());
