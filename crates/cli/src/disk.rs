@@ -377,6 +377,7 @@ mod tests {
             iops: Some(5000),
             bytes_per_second: Some(200 << 20),
             burst_ns: Some(1_000_000_000),
+            ..LimitChange::default()
         };
         assert_eq!(change, expected);
         let off = of("vm1 iops=off group=off", None).unwrap();

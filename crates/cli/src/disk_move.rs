@@ -146,8 +146,14 @@ fn wait(admin: &mut Admin, name: String, node: &NodeArgs) -> Result<(), Failure>
                 missing += 1;
                 missing <= MISSING_MAX
             }
-            Some("ready") => moving["finishes"] != false,
-            Some(stage) => ["copying", "switching"].contains(&stage),
+            Some("ready") => {
+                missing = 0;
+                moving["finishes"] != false
+            }
+            Some(stage) => {
+                missing = 0;
+                ["copying", "switching"].contains(&stage)
+            }
         };
         if is_under_way {
             std::thread::sleep(LOOK);

@@ -271,8 +271,10 @@ impl Request {
 
     /// Whether it changes a disk, or the limits of some.
     pub fn changes_a_disk(&self) -> bool {
-        use Request::{DiskLimit, DiskMoveLimit};
-        self.disk().is_some() || matches!(self, DiskLimit { .. } | DiskMoveLimit { .. })
+        use Request::{DiskLimit, DiskMoveFinish, DiskMoveLimit};
+        let others =
+            matches!(self, DiskLimit { .. } | DiskMoveFinish { .. } | DiskMoveLimit { .. });
+        others || self.disk().is_some()
     }
 
     /// The disk that it changes.
@@ -318,6 +320,9 @@ impl Request {
             serde_json::from_value(value).map_err(|error| usage(error.to_string()))?;
         match &request {
             Request::DiskAttach { disk, .. } => disk.check().map_err(usage)?,
+            Request::DiskLimit { change } if change.moves.is_some() => {
+                return Err(usage("the moves are limited by a command of their own".to_owned()));
+            }
             Request::DiskLimit { change } => change.check().map_err(usage)?,
             Request::Upgrade { program: Some(program) } if !program.is_absolute() => {
                 return Err(usage(format!("{} is not an absolute path", program.display())));

@@ -219,7 +219,7 @@ impl Node {
     pub async fn end_move(&self, name: &str, finish: bool) {
         // It may have ended.
         let _ = match finish {
-            true => self.disks.finish_move(&self.core, name),
+            true => self.disks.finish_move(&self.core, name).await,
             false => self.disks.abort_move(&self.core, name, false).await,
         };
     }

@@ -50,7 +50,7 @@ const COLLAPSE_MAX: u64 = 32;
 const COLLAPSE_PAUSE_NS: u64 = 10_000_000;
 /// Longest discard of one request: emptying a resident page takes the core some 50 ns.
 const DISCARD_MAX: u64 = 16 << 20;
-/// How many bytes ahead of what it copies a read fetches memory.
+/// How many bytes ahead of what it copies a read fetches memory, at most.
 const AHEAD: usize = 4096;
 /// From this length on, copying without that is faster: the processor sees what comes.
 const COPY_MIN: usize = 64 << 10;
@@ -79,6 +79,8 @@ pub(crate) struct MemChannel {
 
 /// Where a read fetches memory while it copies.
 struct Ahead {
+    /// How many bytes ahead of what it copies.
+    distance: usize,
     /// Where its own range ends.
     end: usize,
     /// From there to the next read's range, modulo 2^64.
@@ -91,7 +93,7 @@ impl Ahead {
     /// What to fetch while the byte at `at` is copied.
     #[inline]
     fn of(&self, at: usize) -> usize {
-        match at + AHEAD {
+        match at + self.distance {
             own if own < self.end => own,
             next if next < self.limit => next.wrapping_add(self.next),
             // Nothing follows.
@@ -451,7 +453,8 @@ impl MemDevice {
     fn ahead_of(&self, io: &Io<'_>, next: (u64, u64)) -> Ahead {
         let end = (io.offset + io.len) as usize;
         let next_len = (next.1 as usize).min(AHEAD);
-        Ahead { end, next: (next.0 as usize).wrapping_sub(end), limit: end + next_len }
+        let distance = AHEAD.min(io.len as usize);
+        Ahead { distance, end, next: (next.0 as usize).wrapping_sub(end), limit: end + next_len }
     }
 
     /// The pages of a range that were never written, or discarded, as holes.

@@ -87,6 +87,12 @@ impl LimitChange {
 
     /// Refuses a change that means nothing.
     pub(crate) fn check(&self) -> Result<(), String> {
+        if self.moves.is_some() {
+            return match (LimitChange { moves: self.moves, ..LimitChange::default() }) == *self {
+                true => Ok(()),
+                false => Err("the limit of moves is changed alone".to_owned()),
+            };
+        }
         if let Some(group) = &self.group {
             let is_out = group.is_empty() && self.name.is_some();
             if !is_out && (group.is_empty() || group.len() > GROUP_NAME_MAX) {
@@ -97,7 +103,7 @@ impl LimitChange {
             if group.chars().any(|c| c.is_control() || c.is_whitespace()) {
                 return Err(format!("the name of a group must not have white space: '{group}'"));
             }
-        } else if self.name.is_none() && self.moves.is_none() {
+        } else if self.name.is_none() {
             return Err("name a disk or a group".to_owned());
         }
         if self.burst_ns.is_some_and(|burst_ns| burst_ns > BURST_NS_MAX) {
@@ -222,6 +228,7 @@ mod tests {
             (change(Some("a"), Some("x y")), "white space"),
             (change(None, Some(&"x".repeat(65))), "from 1 to 64 bytes"),
             (LimitChange { burst_ns: Some(u64::MAX), ..change(Some("a"), None) }, "an hour"),
+            (LimitChange { moves: Some(1), ..change(Some("a"), None) }, "alone"),
         ] {
             let refused = AllLimits::default().change(&change).unwrap_err();
             assert!(refused.contains(expected), "{refused}");

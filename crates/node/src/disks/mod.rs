@@ -468,10 +468,7 @@ impl Disks {
         self.all_came()?;
         let moving = self.moving();
         if !moving.is_empty() {
-            let names = moving.join(", ");
-            return Err(format!(
-                "disks are being moved, and no other process could continue that now: {names}"
-            ));
+            return Err(format!("moves of disks have not ended: {}", moving.join(", ")));
         }
         if self.ended.get() {
             return Err("this node is ending".to_owned());
@@ -517,6 +514,14 @@ impl Disks {
     /// Calls `look` with every disk.
     pub fn each(&self, look: impl FnMut(&Disk)) {
         self.all.borrow().iter().for_each(look);
+    }
+
+    /// Refuses the name of no disk.
+    ///
+    /// # Errors
+    /// Then.
+    pub fn unless_unknown(&self, name: &str) -> Result<(), Error> {
+        self.find(name).map(drop)
     }
 
     /// The index of a disk.

@@ -26,6 +26,7 @@
 //! is continued by the next process, unless it is about to switch.
 
 use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
 use std::future::Future;
 use std::rc::Rc;
 
@@ -38,7 +39,7 @@ use vhost::{FrontEnd, Target};
 use super::Disks;
 use super::changes::Subject;
 use super::export::PAUSE_NS;
-use super::sending::Sending;
+use super::sending::{Sending, usage};
 use crate::disks::events::What;
 use crate::disks::limits::LimitChange;
 use crate::disks::spec::DiskSpec;
@@ -61,6 +62,8 @@ const REST_NS: u64 = 2_000_000;
 const REST_BYTES_MIN: u64 = 256 << 10;
 /// How long the moves may take to end that the next process is to continue, in an upgrade.
 const LEAVE_NS: u64 = 5_000_000_000;
+/// How long an operator waits for a process to continue a move.
+const CONTINUED_NS: u64 = 10_000_000_000;
 /// How often a pass of a copy looks whether others use the disk, in nanoseconds.
 const LOOK_NS: u64 = 100_000_000;
 /// Rounds without progress before writes are limited, and the lowest limit in bytes per second.
@@ -221,14 +224,6 @@ impl Move {
         self.abort.get() || self.leave.get()
     }
 
-    /// Whether the next process may continue it: not if its guest would wait for that.
-    fn may_be_left(&self) -> bool {
-        let migrates = |sending: &Rc<Sending>| sending.migrates.get();
-        self.is_active()
-            && *self.stage.borrow() != Stage::Switching
-            && self.sending.borrow().as_ref().is_some_and(|sending| !migrates(sending))
-    }
-
     /// Lets it end: the next process continues, if it can.
     fn leave(&self) {
         self.leave.set(true);
@@ -304,7 +299,6 @@ impl Disks {
         uri: &str,
         finish: bool,
     ) -> Result<Value, Error> {
-        let usage = |what: String| Error::new(Kind::Usage, what);
         let _change = self.change(name).await?;
         let target = self.target(name)?;
         self.may_move(name, &target)?;
@@ -333,7 +327,7 @@ impl Disks {
 
     /// Refuses to move a disk that is moving, or is not here.
     pub(super) fn may_move(&self, name: &str, target: &Target) -> Result<(), Error> {
-        if self.moves(name) {
+        if self.moves(name) || self.is_sending(name) {
             let what = format!("disk {name} is being moved");
             return Err(Error::new(Kind::Usage, what).hint(
                 "`millrace disk move --status` shows it, `millrace disk move NAME --abort` ends it",
@@ -390,6 +384,7 @@ impl Disks {
             changed: Event::new(),
         });
         self.moves.borrow_mut().insert(name.to_owned(), moving.clone());
+        self.changed.notify_all();
         let (disks, again, name) = (self.clone(), core.clone(), name.to_owned());
         core.spawn(Class::Background, async move {
             disks.run_move(&again, &name, goal, &target, &moving).await;
@@ -409,7 +404,7 @@ impl Disks {
 
     /// Refuses what cannot be done while a disk is being moved.
     pub(super) fn unless_moving(&self, name: &str) -> Result<(), Error> {
-        match self.moves(name) {
+        match self.moves(name) || self.is_sending(name) {
             true => Err(Error::new(Kind::Usage, format!("disk {name} is being moved"))
                 .hint(format!("wait for its end, or end it: millrace disk move {name} --abort"))),
             false => Ok(()),
@@ -427,7 +422,33 @@ impl Disks {
     pub fn moves_report(&self, core: &Core, name: Option<&str>) -> Value {
         let (moves, now_ns) = (self.moves.borrow(), core.now_ns());
         let wanted = moves.iter().filter(|(moved, _)| name.is_none_or(|name| name == *moved));
-        let all: Vec<_> = wanted.map(|(name, moving)| moving.report(name, now_ns)).collect();
+        let known = wanted.filter(|(name, moving)| moving.is_active() || !self.is_sending(name));
+        let mut all: BTreeMap<_, _> =
+            known.map(|(name, moving)| (name.clone(), moving.report(name, now_ns))).collect();
+        // Moves that are about to be continued.
+        for (sent, transfer) in &*self.transfers.borrow() {
+            if let Transfer::Sending { to, anyway, .. } = transfer
+                && name.is_none_or(|name| name == sent)
+                && !all.contains_key(sent)
+            {
+                let report = json!({
+                    "name": sent,
+                    "uri": to.to_string(),
+                    "stage": Stage::Copying.name(),
+                    "why": null,
+                    "finishes": anyway,
+                    "total_bytes": 0,
+                    "copied_bytes": 0,
+                    "left_bytes": 0,
+                    "writes_bytes_per_second": null,
+                    "pause_us": 0,
+                    "seconds": 0.0,
+                    "to_node": true,
+                });
+                all.insert(sent.clone(), report);
+            }
+        }
+        let all: Vec<_> = all.into_values().collect();
         let rate = self.limits.borrow().moves;
         json!({"moves": all, "bytes_per_second": (rate > 0).then_some(rate)})
     }
@@ -441,11 +462,12 @@ impl Disks {
         })
     }
 
-    /// Lets a move finish as soon as it is ready.
+    /// Lets a move finish as soon as it is ready. Suspends until it is continued.
     ///
     /// # Errors
     /// When the disk is not being moved.
-    pub fn finish_move(&self, core: &Core, name: &str) -> Result<Value, Error> {
+    pub async fn finish_move(&self, core: &Core, name: &str) -> Result<Value, Error> {
+        self.until_continued(core, name).await;
         let moving = self.move_of(name)?;
         moving.finish.set(true);
         moving.sending.borrow().iter().for_each(|sending| sending.anyway.set(true));
@@ -465,6 +487,7 @@ impl Disks {
         name: &str,
         force: bool,
     ) -> Result<Value, Error> {
+        self.until_continued(core, name).await;
         let moving = self.move_of(name);
         if let Ok(moving) = &moving {
             moving.abort.set(true);
@@ -481,6 +504,15 @@ impl Disks {
                 self.forget_source(core, name, id).await?;
                 "waits"
             }
+            (Some(Transfer::Sending { .. }), _) => {
+                // Nobody can continue it, because the disk cannot be opened.
+                let _change = self.change(name).await?;
+                if self.moves(name) || !self.is_sending(name) {
+                    return Err(usage(format!("the move of disk {name} continues")));
+                }
+                self.keep_transfer(name, None).await?;
+                "aborted"
+            }
             (_, Err(error)) => return Err(error),
         };
         Ok(json!({"moves": [{"name": name, "stage": stage}]}))
@@ -493,7 +525,12 @@ impl Disks {
     pub async fn limit_moves(&self, core: &Core, bytes_per_second: u64) -> Result<Value, Error> {
         let change = LimitChange::of_moves(bytes_per_second);
         let _change = self.change_of(Subject::Limits).await?;
-        self.resources()?.change_limits(&change).await?;
+        match self.resources()?.change_limits(&change).await {
+            Err(error) if error.to_string().contains("unknown field") => {
+                tracing::warn!("a launcher of an earlier version does not keep the limit: {error}");
+            }
+            stored => stored?,
+        }
         self.limits.borrow_mut().moves = bytes_per_second;
         self.share_rate();
         Ok(self.moves_report(core, None))
@@ -519,16 +556,48 @@ impl Disks {
     }
 
     /// Ends the moves that a successor continues. Suspends until they have ended, but not for ever.
-    pub async fn leave_moves(&self, core: &Core) {
-        let all: Vec<_> = self.moves.borrow().values().cloned().collect();
-        let left = || all.iter().filter(|moving| moving.leave.get());
-        all.iter().filter(|moving| moving.may_be_left()).for_each(|moving| moving.leave());
+    ///
+    /// # Errors
+    /// When a disk has yet to come, or no successor could continue one of the moves; then none has
+    /// ended.
+    pub async fn leave_moves(&self, core: &Core) -> Result<(), String> {
+        self.all_came()?;
+        let moves = self.moves.borrow().clone();
+        let active: Vec<_> = moves.iter().filter(|(_, moving)| moving.is_active()).collect();
+        let stay = active.iter().filter(|(name, moving)| !self.may_be_left(name, moving));
+        let stay: Vec<_> = stay.map(|(name, _)| (*name).clone()).collect();
+        if !stay.is_empty() {
+            return Err(keep_their_process(&stay));
+        }
+        active.iter().for_each(|(_, moving)| moving.leave());
         let ended = async {
-            for moving in left() {
+            for (_, moving) in active {
                 moving.changed.wait_until(|| !moving.is_active()).await;
             }
         };
         let _ = timeout(core, LEAVE_NS, ended).await;
+        Ok(())
+    }
+
+    /// Whether another process may continue a move: not if a guest would wait for that.
+    fn may_be_left(&self, name: &str, moving: &Move) -> bool {
+        let sending = moving.sending.borrow();
+        let to_node = sending.as_ref().is_some_and(|sending| !sending.migrates.get());
+        to_node && *moving.stage.borrow() != Stage::Switching && !self.migrates(name)
+    }
+
+    /// Refuses a handover when the machine of a disk whose move was left has begun to migrate.
+    ///
+    /// # Errors
+    /// Then.
+    pub fn unless_machines_leave(&self) -> Result<(), String> {
+        let transfers = self.transfers.borrow();
+        let leave = transfers.keys().filter(|name| self.is_sending(name) && self.migrates(name));
+        let leave: Vec<_> = leave.cloned().collect();
+        match leave.is_empty() {
+            true => Ok(()),
+            false => Err(keep_their_process(&leave)),
+        }
     }
 
     /// Continues the moves that no successor has continued.
@@ -538,6 +607,14 @@ impl Disks {
                 self.go_on_with(core, &name, transfer);
             }
         }
+    }
+
+    /// Suspends while nobody carries out the move of a disk to another node, but not for ever: from
+    /// the end of a process until the next one continues.
+    async fn until_continued(&self, core: &Core, name: &str) {
+        let is_continued = || self.moves(name) || !self.is_sending(name);
+        let goes_on = || !self.handing_over.get() && is_continued();
+        let _ = timeout(core, CONTINUED_NS, self.changed.wait_until(goes_on)).await;
     }
 
     async fn run_move(
@@ -553,7 +630,16 @@ impl Disks {
         target.limit_writes(0);
         moving.writes_limit.set(0);
         let (disk, uri) = (name.to_owned(), moving.uri.clone());
-        if moved.is_err() || moving.to_node {
+        if let (Err(Stop::Left), Goal::Node(sending)) = (&moved, &goal) {
+            self.note_migration(name, sending, target.front_end()).await;
+        }
+        let moved = match moved {
+            Err(Stop::Left) if moving.abort.get() => Err(Stop::Aborted),
+            moved => moved,
+        };
+        // Whoever continues it makes another bitmap.
+        let is_left = moving.to_node && matches!(moved, Err(Stop::Left));
+        if (moved.is_err() || moving.to_node) && !is_left {
             self.go_back(core, name, target, moving, &old).await;
         }
         let given = match &goal {
@@ -568,7 +654,7 @@ impl Disks {
                 tracing::info!(disk = name, to = uri, pause_us, "moved a disk");
                 Some((Stage::Done, What::Moved { disk, uri, pause_us }))
             }
-            Err(Stop::Left) if moving.to_node => {
+            Err(Stop::Left) if is_left => {
                 tracing::info!(disk = name, to = uri, "the next process continues the move");
                 None
             }
@@ -695,8 +781,12 @@ impl Disks {
         while let Err(error) =
             self.swap(core, name, target, moving, async || Ok(tracked.clone())).await
         {
-            // Its device may be slow for a moment.
-            if tries == TRIES_MAX || moving.is_stopped() || self.ended.get() {
+            if moving.is_stopped() {
+                return Err(moving.stop());
+            }
+            // Its device may be slow for a moment. A move that has come so far is not given up.
+            let continues = matches!(goal, Goal::Node(sending) if sending.continues);
+            if tries == TRIES_MAX && !continues || self.ended.get() {
                 return Err(error.into());
             }
             tries += 1;
@@ -911,6 +1001,11 @@ impl Disks {
             }
         }
     }
+}
+
+fn keep_their_process(names: &[String]) -> String {
+    let names = names.join(", ");
+    format!("disks are being moved, and no other process could continue that now: {names}")
 }
 
 /// Why a disk was not switched.

@@ -45,6 +45,8 @@ pub(super) struct Sending {
     pub sender: Rc<Sender>,
     /// It goes also if no machine uses it.
     pub anyway: Cell<bool>,
+    /// An earlier process has begun it.
+    pub continues: bool,
     /// Its machine migrates, as far as it was seen.
     pub migrates: Cell<bool>,
     /// Its machine was migrating when an earlier process was killed: if it has gone, the disk
@@ -68,7 +70,7 @@ impl Sending {
     }
 }
 
-fn usage(what: impl Into<String>) -> Error {
+pub(super) fn usage(what: impl Into<String>) -> Error {
     Error::new(Kind::Usage, what)
 }
 
@@ -76,6 +78,19 @@ impl Disks {
     /// How far a disk is on its way to another node, or from one.
     pub(super) fn transfer(&self, name: &str) -> Option<Transfer> {
         self.transfers.borrow().get(name).cloned()
+    }
+
+    /// Whether a disk is being copied to another node, or is about to be.
+    pub(super) fn is_sending(&self, name: &str) -> bool {
+        matches!(self.transfers.borrow().get(name), Some(Transfer::Sending { .. }))
+    }
+
+    /// Whether a disk's machine migrates, or has.
+    pub(super) fn migrates(&self, name: &str) -> bool {
+        self.target(name).is_ok_and(|target| match target.front_end() {
+            FrontEnd::Running { moves } | FrontEnd::Stopped { moves } => moves,
+            FrontEnd::Absent { left } => left,
+        })
     }
 
     /// Sets how far the disks are, as a simulated state directory has it.
@@ -200,6 +215,7 @@ impl Disks {
             to: to.clone(),
             sender,
             anyway: Cell::new(anyway),
+            continues: false,
             migrates: Cell::default(),
             has_left: Cell::default(),
         });
@@ -230,10 +246,10 @@ impl Disks {
     /// Continues what has been begun with a disk.
     pub(super) fn go_on_with(self: &Rc<Self>, core: &Core, name: &str, transfer: Transfer) {
         match transfer {
-            Transfer::Sending { .. } => {
+            Transfer::Sending { id, .. } => {
                 let (disks, again, name) = (self.clone(), core.clone(), name.to_owned());
                 core.spawn(Class::Control, async move {
-                    disks.resume_sending(&again, &name, transfer).await;
+                    disks.resume_sending(&again, &name, id).await;
                 });
             }
             Transfer::Given { id, to } | Transfer::Sent { id, to } => {
@@ -244,9 +260,10 @@ impl Disks {
         }
     }
 
-    async fn resume_sending(self: &Rc<Self>, core: &Core, name: &str, transfer: Transfer) {
-        // It may follow from the predecessor.
-        let there = || self.target(name).is_ok() || self.ended.get() || self.find(name).is_err();
+    async fn resume_sending(self: &Rc<Self>, core: &Core, name: &str, move_id: u64) {
+        // It may follow from the predecessor, or wait for its requests there.
+        let is_here = || self.target(name).is_ok_and(|target| !target.holds());
+        let there = || is_here() || self.ended.get() || self.find(name).is_err();
         while !there() {
             core.sleep_ns(AGAIN_NS).await;
         }
@@ -254,10 +271,11 @@ impl Disks {
         self.changed.wait_until(|| !self.leaves_move(name)).await;
         let Ok(_change) = self.change(name).await else { return };
         let Ok(target) = self.target(name) else { return };
-        // It may have been detached, or have been continued.
-        let same = self.transfer(name).as_ref() == Some(&transfer) && !self.moves(name);
-        let Transfer::Sending { id, to, anyway, leaves } = transfer else { return };
-        if !same {
+        let Some(Transfer::Sending { id, to, anyway, leaves }) = self.transfer(name) else {
+            // It may have been detached.
+            return;
+        };
+        if id != move_id || self.moves(name) {
             return;
         }
         tracing::info!(disk = name, to = %to, "a disk's move to another node continues");
@@ -268,6 +286,7 @@ impl Disks {
             to,
             sender,
             anyway: Cell::new(anyway),
+            continues: true,
             migrates: Cell::new(leaves),
             has_left: Cell::new(leaves),
         });

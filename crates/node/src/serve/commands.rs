@@ -73,11 +73,11 @@ impl Admin {
             }
             Request::DiskMoves { name } => {
                 if let Some(name) = &name {
-                    disks.target(name)?;
+                    disks.unless_unknown(name)?;
                 }
                 Ok(disks.moves_report(core, name.as_deref()))
             }
-            Request::DiskMoveFinish { name } => disks.finish_move(core, &name),
+            Request::DiskMoveFinish { name } => disks.finish_move(core, &name).await,
             Request::DiskMoveAbort { name, force } => disks.abort_move(core, &name, force).await,
             Request::DiskSend { name, to, finish } => {
                 disks.refuse_ring_lock(&name, "")?;

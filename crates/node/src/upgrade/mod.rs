@@ -241,8 +241,10 @@ impl Upgrader {
             return Err("not now: the node is starting, ending or being upgraded".to_owned());
         };
         disks.unchanged(&self.core, changes_ns).await;
-        disks.leave_moves(&self.core).await;
-        match disks.to_hand_over() {
+        let left = disks.leave_moves(&self.core).await;
+        // Others may have begun meanwhile.
+        disks.unchanged(&self.core, changes_ns).await;
+        match left.and_then(|()| disks.to_hand_over()) {
             Ok(served) => Ok((disks, served)),
             Err(why) => {
                 disks.continue_moves(&self.core);
@@ -329,6 +331,7 @@ impl Upgrader {
         // No request of an NBD client may be in flight here while the successor serves.
         let served = self.disks.borrow().clone();
         if let Some(served) = served {
+            served.unless_machines_leave()?;
             self.unless_it_ends(served.pause_nbd()).await?;
             self.unless_it_ends(served.pause_receiving()).await?;
         }
