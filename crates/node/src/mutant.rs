@@ -1,5 +1,5 @@
-//! Mutations of upgrades and moves, which the simulation must detect. Without the feature `mutants`
-//! each is a constant that folds away.
+//! Mutations of upgrades, moves and kept connections, which the simulation must detect. Without the
+//! feature `mutants` each is a constant that folds away.
 
 /// The mutations.
 #[doc(hidden)]
@@ -27,6 +27,10 @@ pub enum Mutant {
     BeginsEarly,
     /// The destination serves its guest without storing that.
     BeginsWithoutStoring,
+    /// The launcher does not pass on again a message that a node has not committed.
+    PassesOnOnce,
+    /// The launcher passes a connection on as a new one.
+    ForgetsTheSession,
 }
 
 loomable::mutants!(Mutant);

@@ -4,13 +4,14 @@
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
+use std::io;
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::rc::Rc;
 
 use bdev::Bdev;
 use reactor::{Class, Core, UnixListener};
-use vhost::Target;
+use vhost::{Door, Target};
 
 use crate::config::{Config, Settings};
 pub use crate::disks::resources::Kept;
@@ -19,6 +20,7 @@ use crate::disks::spec::DiskSpec;
 use crate::disks::transfers::{Peer, Transfer};
 use crate::disks::{Disks, Served, options};
 use crate::error::{Error, Kind};
+use crate::launcher::front_door;
 use crate::machine::Machine;
 use crate::patience::{LINGER_NS, patiently};
 use crate::upgrade::{Doors, Upgrader, follow, inherit};
@@ -30,13 +32,60 @@ pub struct Node {
     upgrader: Rc<Upgrader>,
 }
 
-/// Returns a socket that listens for the front ends of a disk, unless another process listens.
+/// The launcher's part of a disk, in the process that plays the launcher: it keeps the front end's
+/// connection while nodes come and go.
+pub struct FrontDoor {
+    core: Core,
+    name: String,
+    door: Rc<front_door::FrontDoor>,
+}
+
+impl FrontDoor {
+    /// Serves the front ends of a disk at a listening socket.
+    ///
+    /// # Errors
+    /// As the system gives them.
+    pub fn new(core: &Core, name: &str, listener: OwnedFd) -> io::Result<FrontDoor> {
+        let listener = UnixListener::from_fd(core, listener)?;
+        let door = front_door::FrontDoor::new(core, name, listener);
+        Ok(FrontDoor { core: core.clone(), name: name.to_owned(), door })
+    }
+
+    /// Gives a node the disk, when the one before has ended. Returns the node's way in for front
+    /// ends, for [`Node::start`].
+    ///
+    /// # Errors
+    /// As the system gives them.
+    pub fn attach(&self) -> io::Result<OwnedFd> {
+        self.door.attach()
+    }
+
+    /// Continues in another program of the launcher.
+    ///
+    /// # Errors
+    /// When something of the state is lost.
+    pub fn renew(&mut self) -> io::Result<()> {
+        self.door.freeze();
+        let (state, descriptors) = self.door.export()?;
+        let state = serde_json::from_str(&serde_json::to_string(&state)?)?;
+        let door = front_door::FrontDoor::import(&self.core, &self.name, state, descriptors)?;
+        self.door = door;
+        Ok(())
+    }
+
+    /// Moves nothing any more.
+    pub fn freeze(&self) {
+        self.door.freeze();
+    }
+}
+
+/// Returns the way in for the front ends of a disk, unless another process has it.
 pub type Listen = Rc<dyn Fn(&DiskSpec) -> Option<OwnedFd>>;
 
 impl Node {
     /// Opens disks, as patiently as a node whose predecessor was killed, and serves each on a
-    /// listening socket. `told` is what front ends were told of the write cache, as in a state
-    /// directory.
+    /// listening socket, or a launcher's door ([`FrontDoor::attach`]). `told` is what front ends
+    /// were told of the write cache, as in a state directory.
     ///
     /// # Errors
     /// When a device cannot be opened.
@@ -50,11 +99,10 @@ impl Node {
         let busy =
             |error: &bdev::Error| error.kind() == bdev::ErrorKind::Busy && core.now_ns() < until_ns;
         let mut serving = Vec::new();
-        for (nth, (spec, listener)) in disks.into_iter().enumerate() {
+        for (nth, (spec, door)) in disks.into_iter().enumerate() {
             let device = patiently(core, busy, async || Bdev::open(core, &spec.uri).await).await;
             let device = device.map_err(|error| error.to_string())?;
-            let listener =
-                UnixListener::from_fd(core, listener).map_err(|error| error.to_string())?;
+            let door = Door::from_fd(core, door).map_err(|error| error.to_string())?;
             let target = Target::new(core, device.clone(), options(&spec, nth));
             if stored(&*kept, &spec.name).is_some_and(|transfer| transfer.withholds()) {
                 target.withhold();
@@ -62,7 +110,7 @@ impl Node {
             target.remember(told, Box::new(|_| Box::pin(std::future::ready(Ok(())))));
             let task = {
                 let target = target.clone();
-                core.spawn(Class::Control, async move { target.serve(listener).await })
+                core.spawn(Class::Control, async move { target.serve(door).await })
             };
             serving.push((Served { spec, device, target }, task));
         }
@@ -93,9 +141,9 @@ impl Node {
             let device = Bdev::open(&again, &spec.uri).await;
             let device = device.map_err(|error| failed(error.to_string()))?;
             let listener = listen(spec).ok_or_else(|| failed("somebody listens".to_owned()))?;
-            let listener = UnixListener::from_fd(&again, listener);
-            let listener = listener.map_err(|error| failed(error.to_string()))?;
-            Ok(Ready { device, door: listener.into(), write_cache: None })
+            let door = Door::from_fd(&again, listener);
+            let door = door.map_err(|error| failed(error.to_string()))?;
+            Ok(Ready { device, door, write_cache: None })
         };
         core.spawn(Class::Control, follow(node.disks.clone(), core.clone(), before, open));
         Ok(node)

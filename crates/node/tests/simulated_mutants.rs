@@ -3,6 +3,7 @@
 
 mod handover;
 
+use handover::kept::kept;
 use handover::moves::moves;
 use handover::sends::sends;
 use handover::{handover, unanswered};
@@ -26,6 +27,8 @@ fn an_upgrade_that_is_wrong_about_which_process_serves_is_detected() {
         Mutant::ServesWithoutAsking,
         Mutant::BeginsEarly,
         Mutant::BeginsWithoutStoring,
+        Mutant::PassesOnOnce,
+        Mutant::ForgetsTheSession,
     ] {
         node::set_mutant(mutant);
         let play = |seed| match mutant {
@@ -38,6 +41,9 @@ fn an_upgrade_that_is_wrong_about_which_process_serves_is_detected() {
             }
             Mutant::ServesWithoutAsking | Mutant::BeginsEarly | Mutant::BeginsWithoutStoring => {
                 sends(seed);
+            }
+            Mutant::PassesOnOnce | Mutant::ForgetsTheSession => {
+                kept(seed);
             }
             _ => {
                 handover(seed);

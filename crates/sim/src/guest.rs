@@ -127,6 +127,8 @@ pub struct Guest {
     /// The position from which each ring starts or continues.
     bases: Vec<u32>,
     asked: Vec<Vec<Option<Asked>>>,
+    /// Number of requests of each queue that have come back.
+    done: Vec<u64>,
     sectors: Vec<Sector>,
     writing: Vec<bool>,
     next_value: u64,
@@ -158,6 +160,7 @@ impl Guest {
             inflight: region(&options),
             bases: Vec::new(),
             asked: Vec::new(),
+            done: vec![0; QUEUES as usize],
             sectors: vec![Sector::default(); SECTORS as usize],
             writing: vec![false; SECTORS as usize],
             next_value: 1,
@@ -282,6 +285,7 @@ impl Guest {
             }
         }
         self.queues[nth].give_back(slot);
+        self.done[nth] += 1;
     }
 
     /// Checks the disk after a power cut: promised data must be there. The values found are the new
@@ -334,17 +338,45 @@ impl Guest {
         let mut body = [info.mmap_size.to_le_bytes(), info.mmap_offset.to_le_bytes()].concat();
         body.extend([info.queues.to_le_bytes(), info.queue_size.to_le_bytes()].concat());
         session.tell(request::SET_INFLIGHT_FD, &body, &[fd.as_fd()])?;
-        for (nth, (queue, addresses)) in (0..).zip(self.queues.iter().zip(&self.addresses)) {
-            session.set_vring_num(nth, options.queue_size)?;
-            // For packed rings the last known position, which is their start.
-            let base = if options.packed { self.bases[usize::from(nth)] } else { queue.base() };
-            session.set_vring_base(nth, base)?;
-            session.set_vring_addr(nth, &self.memory, *addresses, false)?;
-            session.set_vring_kick(nth, Some(queue.kick()))?;
-            session.set_vring_call(nth, Some(&Event::new()?))?;
-            session.set_vring_enable(nth, true)?;
+        for nth in 0..QUEUES as u16 {
+            self.starts_ring(&session, nth)?;
         }
         Ok(session)
+    }
+
+    /// Sends the messages that start a ring.
+    ///
+    /// # Errors
+    /// When the connection is closed.
+    pub fn starts_ring(&self, session: &Session, ring: u16) -> frontend::Result<()> {
+        let at = usize::from(ring);
+        let queue = &self.queues[at];
+        // For packed rings the last known position, which is where they start.
+        let base = if self.options.packed { self.bases[at] } else { queue.base() };
+        session.set_vring_num(ring, self.options.queue_size)?;
+        session.set_vring_base(ring, base)?;
+        session.set_vring_addr(ring, &self.memory, self.addresses[at], false)?;
+        session.set_vring_kick(ring, Some(queue.kick()))?;
+        session.set_vring_call(ring, Some(&Event::new()?))?;
+        session.set_vring_enable(ring, true)
+    }
+
+    /// A ring was stopped at this position, with nothing in flight at the device. It may have
+    /// requests that were not taken.
+    ///
+    /// # Panics
+    /// When it cannot be the position.
+    pub fn ring_stopped(&mut self, ring: u16, base: u32) {
+        let at = usize::from(ring);
+        self.bases[at] = base;
+        let expected = if self.options.packed { base } else { self.queues[at].base() };
+        assert_eq!(base, expected, "ring {ring} was stopped with requests in flight");
+    }
+
+    /// Number of requests of a queue that are in flight, and that have come back.
+    pub fn counts(&self, ring: u16) -> (u64, u64) {
+        let at = usize::from(ring);
+        (self.queues[at].in_flight() as u64, self.done[at])
     }
 
     /// Its rings were stopped at these positions, with nothing in flight at the device: they start

@@ -29,6 +29,7 @@ use serde::{Deserialize, Serialize};
 use vhost::kept::{Keeper, KeeperState, OpenMessage, PACKET_BYTES_MAX, Snapshot, Taken};
 
 use super::store::{Change, Kept};
+use crate::mutant::{Mutant, is};
 
 /// Pause after a failed accept, and between attempts to send to a full socket, in nanoseconds.
 const ACCEPT_NS: u64 = 100_000_000;
@@ -37,7 +38,7 @@ const ROOM_NS: u64 = 1_000_000;
 const ATTEMPTS_MAX: u32 = 10_000;
 
 /// The way in for the front ends of a disk.
-pub(super) struct FrontDoor {
+pub(crate) struct FrontDoor {
     core: Core,
     /// The disk.
     name: String,
@@ -82,7 +83,7 @@ enum Due {
 
 /// A door in numbers, for the launcher's next program. Descriptors travel beside it.
 #[derive(Debug, Default, Serialize, Deserialize)]
-pub(super) struct DoorState {
+pub(crate) struct DoorState {
     door: bool,
     session: Option<SessionState>,
 }
@@ -167,7 +168,7 @@ impl Drop for Session {
 }
 
 impl FrontDoor {
-    pub(super) fn new(core: &Core, name: &str, listener: UnixListener) -> Rc<FrontDoor> {
+    pub(crate) fn new(core: &Core, name: &str, listener: UnixListener) -> Rc<FrontDoor> {
         let door = FrontDoor {
             core: core.clone(),
             name: name.to_owned(),
@@ -187,7 +188,7 @@ impl FrontDoor {
 
     /// Gives a node the disk; returns the node's end of its door. A connection that another node
     /// has had continues there.
-    pub(super) fn attach(&self) -> io::Result<OwnedFd> {
+    pub(crate) fn attach(&self) -> io::Result<OwnedFd> {
         let (ours, theirs) = UnixPackets::pair()?;
         let door = UnixPackets::from_fd(&self.core, ours)?;
         if let Some(session) = &mut *self.session.borrow_mut() {
@@ -214,11 +215,14 @@ impl FrontDoor {
     fn pass(&self, session: &mut Session, door: &UnixPackets) -> io::Result<()> {
         let (ours, theirs) = UnixPackets::pair()?;
         let packets = UnixPackets::from_fd(&self.core, ours)?;
-        for (bytes, descriptors) in session.keeper.opening() {
+        let new = Keeper::new(session.keeper.pid());
+        let keeper = if is(Mutant::ForgetsTheSession) { &new } else { &session.keeper };
+        for (bytes, descriptors) in keeper.opening() {
             packets.try_send(&bytes, &descriptors)?;
         }
         door.try_send(&[0], &[theirs.as_fd()])?;
-        (session.packets, session.told) = (Some(packets), false);
+        session.packets = Some(packets);
+        session.told &= is(Mutant::PassesOnOnce);
         Ok(())
     }
 
@@ -287,7 +291,7 @@ impl FrontDoor {
     }
 
     /// Stops to move anything. Nothing is lost: it waits in the sockets.
-    pub(super) fn freeze(&self) {
+    pub(crate) fn freeze(&self) {
         if let Some(task) = self.task.take() {
             task.cancel();
         }
@@ -480,7 +484,7 @@ impl FrontDoor {
     }
 
     /// Everything, for another program, while frozen.
-    pub(super) fn export(&self) -> io::Result<(DoorState, Vec<OwnedFd>)> {
+    pub(crate) fn export(&self) -> io::Result<(DoorState, Vec<OwnedFd>)> {
         self.state(true)
     }
 
@@ -519,7 +523,7 @@ impl FrontDoor {
     }
 
     /// The inverse of [`FrontDoor::export`].
-    pub(super) fn import(
+    pub(crate) fn import(
         core: &Core,
         name: &str,
         state: DoorState,

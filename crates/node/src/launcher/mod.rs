@@ -46,7 +46,7 @@ mod answers;
 mod child;
 pub(crate) mod confine;
 mod estate;
-mod front_door;
+pub(crate) mod front_door;
 mod kept_config;
 mod operators;
 mod poison;

@@ -14,6 +14,7 @@
 //!    over when it was killed.
 //! 3. All requests of the guest finally come back.
 
+pub mod kept;
 pub mod moves;
 pub mod sends;
 
@@ -30,7 +31,7 @@ use std::task::Poll;
 
 use frontend::{Connection, Session};
 use node::DiskSpec;
-use node::simulated::{Kept, Listen, Node};
+use node::simulated::{FrontDoor, Kept, Listen, Node};
 use reactor::sim::{Access, Crash, FailureKind, Fault, FaultKind, Process, Rng, SimConfig, World};
 use reactor::{Class, Core, UnixSocket};
 use sim::guest::{END_NS, Guest, QUEUES, with_disk_at};
@@ -246,6 +247,22 @@ struct Machine {
     front_end: Option<FrontEnd>,
     /// Number of connections.
     connects: u64,
+    /// The launcher that listens at the address and keeps the connection, if there is one.
+    launcher: Option<FrontDoor>,
+}
+
+impl Machine {
+    /// A guest that no front end has connected yet.
+    fn new(guest: &Rc<RefCell<Guest>>, spec: Rc<RefCell<DiskSpec>>) -> Machine {
+        Machine {
+            guest: guest.clone(),
+            spec,
+            address: address(),
+            front_end: None,
+            connects: 0,
+            launcher: None,
+        }
+    }
 }
 
 /// What a state directory keeps.
@@ -320,7 +337,10 @@ impl Outside {
         let ns = self.rng.below(60_000 + self.idle_ns + long_ns);
         self.core.sleep_ns(ns).await;
         for at in 0..self.machines.len() {
-            let front_end = &mut self.machines[at].front_end;
+            let Machine { front_end, launcher, .. } = &mut self.machines[at];
+            if launcher.is_some() {
+                continue;
+            }
             if front_end.as_ref().is_none_or(|front_end| front_end.gone.get()) {
                 *front_end = None;
                 self.connect(at);
@@ -384,13 +404,18 @@ impl Outside {
     /// Starts a node without a predecessor.
     async fn start(&mut self) {
         // Messages in flight between two processes that have ended may hold a socket for a moment.
-        let free = |machine: &Machine| UnixListener::bind_addr(&machine.address).is_ok();
-        self.until("nobody listens", |outside| outside.machines.iter().all(free)).await;
-        let listener = |machine: &Machine| {
-            let listener = UnixListener::bind_addr(&machine.address);
-            (machine.spec.borrow().clone(), listener.expect("nobody listens any more").into())
+        let free = |machine: &Machine| {
+            machine.launcher.is_some() || UnixListener::bind_addr(&machine.address).is_ok()
         };
-        let disks: Vec<_> = self.machines.iter().map(listener).collect();
+        self.until("nobody listens", |outside| outside.machines.iter().all(free)).await;
+        let door = |machine: &Machine| {
+            let door = match &machine.launcher {
+                Some(launcher) => launcher.attach(),
+                None => UnixListener::bind_addr(&machine.address).map(OwnedFd::from),
+            };
+            (machine.spec.borrow().clone(), door.expect("nobody listens any more"))
+        };
+        let disks: Vec<_> = self.machines.iter().map(door).collect();
         let told = Rc::<Told>::default();
         let (own, told_cache, kept) = (told.clone(), self.told_cache, self.kept());
         let process = self.world.start_process(move |core| async move {
@@ -788,16 +813,9 @@ fn with_two<T: Send + 'static>(
     let mut rng = world.rng();
     let guests = IMAGES.map(|image| with_disk_at(&world, &mut rng, image));
     let run = world.run(|core| {
-        let machine = |((guest, uri), name): (&(Rc<RefCell<Guest>>, String), &str)| Machine {
-            guest: guest.clone(),
-            spec: Rc::new(RefCell::new(
-                format!("name={name} uri={uri} socket=/{name}.sock queues={QUEUES}")
-                    .parse()
-                    .expect("a disk"),
-            )),
-            address: address(),
-            front_end: None,
-            connects: 0,
+        let machine = |((guest, uri), name): (&(Rc<RefCell<Guest>>, String), &str)| {
+            let spec = format!("name={name} uri={uri} socket=/{name}.sock queues={QUEUES}");
+            Machine::new(guest, Rc::new(RefCell::new(spec.parse().expect("a disk"))))
         };
         let mut outside =
             Outside::new(core, &world, guests.iter().zip(["a", "b"]).map(machine).collect());
@@ -1003,12 +1021,8 @@ pub fn handover(seed: u64) -> Report {
         }
         let events = 2 + rng.below(4);
         let run = world.run(|core| {
-            let machine = |(guest, spec, _): &(Rc<RefCell<Guest>>, DiskSpec, &str)| Machine {
-                guest: guest.clone(),
-                spec: Rc::new(RefCell::new(spec.clone())),
-                address: address(),
-                front_end: None,
-                connects: 0,
+            let machine = |(guest, spec, _): &(Rc<RefCell<Guest>>, DiskSpec, &str)| {
+                Machine::new(guest, Rc::new(RefCell::new(spec.clone())))
             };
             let mut outside = Outside {
                 report: report.clone(),

@@ -7,7 +7,7 @@ use std::rc::Rc;
 use reactor::sim::{Crash, Fault, FaultKind, SimConfig, World};
 use sim::guest::{END_NS, Guest, QUEUES, SECTOR, SECTORS, with_disk_at};
 
-use super::{Machine, Outside, Running, address};
+use super::{Machine, Outside, Running};
 
 /// The images between which the disk moves.
 const IMAGES: [&str; 2] = ["/disks/a.img", "/disks/b.img"];
@@ -135,13 +135,7 @@ pub fn moves(seed: u64) -> Report {
             world.crash_at(Crash::PowerCut, 1..1500);
         }
         let run = world.run(|core| {
-            let machine = Machine {
-                guest: guest.clone(),
-                spec: spec.clone(),
-                address: address(),
-                front_end: None,
-                connects: 0,
-            };
+            let machine = Machine::new(&guest, spec.clone());
             let told_cache = Some(true);
             let mut outside = Outside { told_cache, ..Outside::new(core, &world, vec![machine]) };
             let report = report.clone();

@@ -2,6 +2,7 @@
 
 use std::cell::RefCell;
 
+use crate::handover::kept;
 use crate::handover::moves;
 use crate::handover::sends;
 use crate::handover::{GO, HELLO, Meanwhile, Report, declined, detached, handover, unanswered};
@@ -217,5 +218,57 @@ fn one_send() {
 fn one_move() {
     if let Some(seed) = seeds::one() {
         println!("{:?}", moves::moves(seed));
+    }
+}
+
+#[test]
+fn a_launcher_keeps_a_connection_whenever_its_node_dies() {
+    if seeds::one().is_some() {
+        return;
+    }
+    let all: RefCell<Vec<kept::Report>> = RefCell::default();
+    seeds::many("one_kept_connection", 5, |seed| all.borrow_mut().push(kept::kept(seed)));
+    let all = all.into_inner();
+    let sum = |of: fn(&kept::Report) -> u64| all.iter().map(of).sum::<u64>();
+    let mut killed = [0; 8];
+    for report in &all {
+        killed.iter_mut().zip(report.killed).for_each(|(sum, one)| *sum += one);
+    }
+    println!(
+        "{} worlds: nodes killed at their beginning, during the set-up, in a message, before a reply, with a ring \
+         stopped, paused, with requests in flight, at other times: {killed:?}; {} nodes started after them, {} times \
+         another launcher, {} power cuts; {} messages answered, {} rings stopped, {} paused; {} requests, {} \
+         resubmitted, {} sectors checked",
+        all.len(),
+        sum(|r| r.started),
+        sum(|r| r.renewed),
+        sum(|r| r.power_cuts),
+        sum(|r| r.answered),
+        sum(|r| r.stopped),
+        sum(|r| r.paused),
+        sum(|r| r.requests),
+        sum(|r| r.resubmitted),
+        sum(|r| r.checked_sectors),
+    );
+    if all.len() >= 100 {
+        assert!(all.iter().any(|r| r.packed) && !all.iter().all(|r| r.packed));
+        assert!(killed.iter().all(|&count| count > 20), "{killed:?}");
+        assert!(sum(|r| r.power_cuts) > 10 && sum(|r| r.renewed) > 50);
+        assert!(sum(|r| r.stopped) > 100 && sum(|r| r.paused) > 100);
+        assert!(sum(|r| r.resubmitted) > 500);
+    }
+}
+
+/// Replays one seed, as [`one_hand_over`] does.
+#[test]
+fn one_kept_connection() {
+    node::start_tool_log().unwrap();
+    println!("{:#?}", kept::kept(seeds::one().unwrap_or(1)));
+}
+
+#[test]
+fn the_same_seed_twice_is_the_same_kept_connection() {
+    for seed in 0..5 {
+        assert_eq!(kept::kept(seed), kept::kept(seed), "seed {seed}");
     }
 }

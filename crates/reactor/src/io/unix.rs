@@ -265,7 +265,7 @@ impl AsFd for UnixSocket {
 
 /// One end of a connection that carries whole packets with descriptors, between two processes of
 /// ours: a packet is there with all its bytes and descriptors, or it is not there. Clones are the
-/// same end. Simulated worlds do not use it.
+/// same end. A simulated world cuts no packets.
 #[derive(Clone)]
 pub struct UnixPackets(Rc<Watch>);
 
