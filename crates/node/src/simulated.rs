@@ -33,7 +33,8 @@ pub struct Node {
 }
 
 /// The launcher's part of a disk, in the process that plays the launcher: it keeps the front end's
-/// connection while nodes come and go.
+/// connection while nodes come and go. Clones are the same until one is renewed.
+#[derive(Clone)]
 pub struct FrontDoor {
     core: Core,
     name: String,

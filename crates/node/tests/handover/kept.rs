@@ -2,7 +2,8 @@
 //!
 //! The outside process also plays the launcher, with the real front door. A front end sends its
 //! set-up in pieces, then reads and changes the session, and pauses, stops and starts rings, while
-//! nodes are killed at one [`Moment`] after the other. In every case:
+//! nodes are killed at one [`Moment`] after the other, or replaced, and the launcher's program is
+//! replaced. In every case:
 //!
 //! 1. A front end connects once, and its connection is never closed. Each message that has a reply
 //!    gets one, in order; nothing else is sent to the front end.
@@ -72,6 +73,10 @@ pub struct Report {
     pub started: u64,
     /// Nodes that were killed, by moment.
     pub killed: [u64; MOMENTS.len()],
+    /// Upgrades, those after which the successor served, and those on whose way a node was killed.
+    pub upgrades: u64,
+    pub switched: u64,
+    pub killed_upgrading: u64,
     /// Programs of the launcher after the first.
     pub renewed: u64,
     pub power_cuts: u64,
@@ -340,6 +345,47 @@ impl Outside {
         }
     }
 
+    /// Lets a node take over from the one that serves. One of both may be killed on the way.
+    async fn upgrade_kept(&mut self, report: &RefCell<Report>) {
+        self.until("it serves", |outside| outside.nodes[0].serves()).await;
+        let (old, old_told) = (self.nodes[0].process.clone(), self.nodes[0].told.clone());
+        let (ours, theirs) = UnixStream::pair().expect("a pair of sockets");
+        old_told.hand_over.replace(Some(ours.into()));
+        let (new, told) = self.start_successor(theirs.into());
+        let most = 4 + self.rng.below(6);
+        let turns = self.rng.below(1 << most);
+        match self.rng.below(3) {
+            0 => old.kill_after(turns),
+            1 => new.kill_after(turns),
+            _ => {}
+        }
+        self.until("an outcome", |_| old_told.outcome.borrow().is_some() || old.has_ended()).await;
+        let gave_up = matches!(&*old_told.outcome.borrow(), Some(Err(_)));
+        let mut killed = new.was_killed();
+        if gave_up {
+            assert!(!told.serves.get(), "both serve");
+            // As the process that has started it does.
+            new.kill_after(0);
+            old.spare();
+            self.until("the successor ends", |_| new.has_ended()).await;
+        } else {
+            self.until("the successor serves", |_| told.has_all.get() || new.has_ended()).await;
+            self.until("the old one ends", |_| old.has_ended()).await;
+            killed = new.was_killed();
+            new.spare();
+        }
+        {
+            let mut report = report.borrow_mut();
+            report.upgrades += 1;
+            report.switched += u64::from(!new.has_ended());
+            report.killed_upgrading += u64::from(killed || old.was_killed());
+        }
+        if old.has_ended() && new.has_ended() {
+            self.until("all have ended", |outside| outside.nodes.is_empty()).await;
+            self.start().await;
+        }
+    }
+
     /// Kills the node at a moment.
     async fn kill_at(&mut self, moment: Moment, talks: &[Rc<Talk>]) -> Moment {
         let some = talks[self.rng.index(talks.len())].clone();
@@ -387,6 +433,10 @@ impl Outside {
         self.start().await;
         for nth in 0..events {
             (self.since_ns, self.idle_ns) = (self.core.now_ns(), 0);
+            if self.rng.below(4) == 0 {
+                self.upgrade_kept(report).await;
+                continue;
+            }
             let moment = match nth {
                 0 if self.rng.coin() => Moment::SetsUp,
                 _ => MOMENTS[self.rng.index(MOMENTS.len())],

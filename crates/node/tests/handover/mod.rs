@@ -430,12 +430,17 @@ impl Outside {
     fn start_successor(&mut self, line: OwnedFd) -> (Process, Rc<Told>) {
         let (told, specs, kept) = (Rc::<Told>::default(), self.specs(), self.kept());
         let own = told.clone();
-        let address =
-            |machine: &Machine| (machine.spec.borrow().name.clone(), machine.address.clone());
-        let addresses: Vec<_> = self.machines.iter().map(address).collect();
+        let way_in = |machine: &Machine| {
+            let name = machine.spec.borrow().name.clone();
+            (name, machine.address.clone(), machine.launcher.clone())
+        };
+        let all: Vec<_> = self.machines.iter().map(way_in).collect();
         let listen: Listen = Rc::new(move |spec| {
-            let (_, address) = addresses.iter().find(|(name, _)| *name == spec.name)?;
-            UnixListener::bind_addr(address).ok().map(OwnedFd::from)
+            let (_, address, launcher) = all.iter().find(|(name, ..)| *name == spec.name)?;
+            match launcher {
+                Some(launcher) => launcher.attach().ok(),
+                None => UnixListener::bind_addr(address).ok().map(OwnedFd::from),
+            }
         });
         let process = self.world.start_process(move |core| async move {
             match Node::inherit(&core, &specs, line, listen, kept).await {

@@ -237,11 +237,14 @@ fn a_launcher_keeps_a_connection_whenever_its_node_dies() {
     println!(
         "{} worlds: nodes killed at their beginning, during the set-up, in a message, before a reply, with a ring \
          stopped, paused, with requests in flight, at other times: {killed:?}; {} nodes started after them, {} times \
-         another launcher, {} power cuts; {} messages answered, {} rings stopped, {} paused; {} requests, {} \
+         another launcher, {} upgrades, {} switched, with {} nodes killed, {} power cuts; {} messages answered, {} rings stopped, {} paused; {} requests, {} \
          resubmitted, {} sectors checked",
         all.len(),
         sum(|r| r.started),
         sum(|r| r.renewed),
+        sum(|r| r.upgrades),
+        sum(|r| r.switched),
+        sum(|r| r.killed_upgrading),
         sum(|r| r.power_cuts),
         sum(|r| r.answered),
         sum(|r| r.stopped),
@@ -254,6 +257,7 @@ fn a_launcher_keeps_a_connection_whenever_its_node_dies() {
         assert!(all.iter().any(|r| r.packed) && !all.iter().all(|r| r.packed));
         assert!(killed.iter().all(|&count| count > 20), "{killed:?}");
         assert!(sum(|r| r.power_cuts) > 10 && sum(|r| r.renewed) > 50);
+        assert!(sum(|r| r.switched) > 20 && sum(|r| r.killed_upgrading) > 20);
         assert!(sum(|r| r.stopped) > 100 && sum(|r| r.paused) > 100);
         assert!(sum(|r| r.resubmitted) > 500);
     }
