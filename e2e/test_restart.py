@@ -1,6 +1,7 @@
 """A node that is killed comes back by itself: the launcher has the connections, and neither QEMU nor the guest notices."""
 
 import contextlib
+import json
 import os
 import random
 import re
@@ -339,6 +340,16 @@ def test_a_program_that_does_not_start_ends_nothing(tmp_path):
             guest.wait_for(f"life {nth}", lambda: subprocess.run(use, capture_output=True).returncode == 0)
         assert node.process.poll() is None
         assert "the launcher's own is started" in node.said()
+
+
+def test_the_waits_of_a_guest_around_kills_are_measured(tmp_path):
+    words = [millrace.ROOT / "scripts/bench-kills", "--dir", tmp_path, "--kills", "2", "--disk", "null:1G"]
+    done = subprocess.run(words, env=os.environ | {"MILLRACE": str(millrace.BINARY)}, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
+    waits = json.loads(done.stdout)["disks"]["null:1G"]
+    for name in "pause_ms", "alone_ms":
+        assert 0 < waits[name]["median"] <= waits[name]["worst"] and len(waits[name]["all"]) == 2
+    assert not list(tmp_path.iterdir())
 
 
 def test_an_image_that_cannot_be_opened_after_a_kill_delays_only_its_disk(tmp_path):

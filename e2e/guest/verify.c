@@ -1,6 +1,6 @@
 // Reads and writes a disk at random and verifies everything that it reads.
 //
-//   verify DEVICE SECONDS WORKERS MIB [ABOVE [holes]]
+//   verify DEVICE SECONDS WORKERS MIB [ABOVE [holes|blind]]
 //
 // Each worker owns every WORKERS-th block of 4 KiB of the first MIB mebibytes, writes and reads with O_DIRECT, and counts
 // its writes of each block. Each sector of a block has the block's number, that count, the sector's number and the run's,
@@ -15,7 +15,10 @@
 // With `holes` blocks are also discarded, zeroed with and without releasing their space, and flushed. They must read as
 // zeroes until they are written again.
 //
-// Each second prints GUEST TICK ops=N slowest_ms=N (of that second), and the end GUEST CHECKED ops=N swept=N slowest_ms=N
+// With `blind` nothing is compared: a null device keeps nothing.
+//
+// Each second, or every `tick` milliseconds if there is such a variable in the environment, prints GUEST TICK ops=N
+// slowest_us=N (since the one before), and the end GUEST CHECKED ops=N swept=N slowest_ms=N
 // emptied=N. A failure is printed immediately as GUEST WRONG ..., and the exit code is 1.
 #define _GNU_SOURCE
 #include <errno.h>
@@ -36,7 +39,7 @@
 enum { BLOCK = 4096, SECTOR = 512, WORDS = SECTOR / 8 };
 
 static int device;
-static int workers, holes;
+static int workers, holes, blind;
 static uint64_t blocks, run, end_ns;
 static uint32_t *counts;
 // Blocks that were emptied after their last write.
@@ -106,6 +109,7 @@ static void read_block(uint64_t *buffer, uint64_t *right, uint64_t block) {
     complain("read", block, strerror(errno));
     return;
   }
+  if (blind) return;
   if (empty[block]) memset(right, 0, BLOCK);
   else fill(right, block, counts[block]);
   for (int s = 0; s < BLOCK / SECTOR; s++) {
@@ -189,21 +193,24 @@ int main(int argc, char **argv) {
   pthread_t *threads = calloc(workers, sizeof *threads);
   places = calloc(2 * workers, sizeof *places);
   holes = argc == 7 && !strcmp(argv[6], "holes");
+  blind = argc == 7 && !strcmp(argv[6], "blind");
   uint64_t above = argc >= 6 ? (uint64_t)atol(argv[5]) << 20 : 0;
   printf("GUEST LOAD workers=%d blocks=%lu\n", workers, (unsigned long)blocks);
   if (!move(0, 2 * workers * BLOCK)) abort();
   for (uintptr_t i = 0; i < (uintptr_t)workers; i++)
     if (pthread_create(&threads[i], NULL, work, (void *)i)) return 2;
+  const char *tick = getenv("tick");
+  unsigned tick_ms = tick ? atoi(tick) : 1000;
   uint64_t slowest = 0;
   while (now_ns() < end_ns && !wrong) {
-    sleep(1);
+    usleep(tick_ms * 1000);
     if (above && move(above, 32 << 20)) {
       puts("GUEST MOVED");
       above = 0;
     }
-    uint64_t of_second = atomic_exchange(&slowest_ns, 0);
-    if (of_second > slowest) slowest = of_second;
-    printf("GUEST TICK ops=%lu slowest_ms=%lu\n", (unsigned long)operations, (unsigned long)(of_second / 1000000));
+    uint64_t of_tick = atomic_exchange(&slowest_ns, 0);
+    if (of_tick > slowest) slowest = of_tick;
+    printf("GUEST TICK ops=%lu slowest_us=%lu\n", (unsigned long)operations, (unsigned long)(of_tick / 1000));
   }
   for (int i = 0; i < workers; i++) pthread_join(threads[i], NULL);
   if (slowest_ns > slowest) slowest = slowest_ns;
