@@ -49,6 +49,11 @@ def boot_image(path, **words):
     subprocess.run(["mcopy", "-o", "-i", path, "-", "::syslinux.cfg"], check=True, input=new, text=True)
 
 
+def migration_uri(at):
+    """Where a migration arrives, as QEMU has it: a socket's path, or a URI already."""
+    return f"unix:{at}" if isinstance(at, pathlib.Path) else at
+
+
 def wait_for(what, condition, timeout=PATIENCE, saw=lambda: ""):
     """Waits until a condition returns a true value, and returns it; a message about the end of its patience has what `saw` returns."""
     end = time.monotonic() + timeout
@@ -90,15 +95,16 @@ class Guest:
     """QEMU with disks at sockets.
 
     `packed` offers the guest packed rings. `words` are the guest's orders, see e2e/guest/init: mode="load", secs=10, then="stay"...
-    `incoming` is a socket for a migration to arrive at; the guest is then paused until `cont`.
+    `incoming` is a socket for a migration to arrive at, or a URI of QEMU; the guest is then paused until `cont`.
     `boot`: firmware and boot loader find the system on the first disk (`boot_image`), and there are no orders.
     Without `shared` the guest's memory is private, as if the option had been forgotten.
     `hugepages` puts the guest's memory on pages of 2 MiB; `ill` is a disk that may return errors to the guest's kernel.
+    `within` are words before QEMU's command, which run it in a network namespace.
     """
 
     def __init__(
         self, directory, disks, *, queues=1, processors=1, memory=256, queue_size=128, packed=False, incoming=None, hugepages=False, ill=None,
-        boot=False, shared=True, **words,
+        boot=False, shared=True, within=(), **words,
     ):
         self.ill = ill
         self.disks = [str(path) for path in (disks if isinstance(disks, (list, tuple)) else [disks])]
@@ -114,7 +120,7 @@ class Guest:
         huge = ",hugetlb=on,hugetlbsize=2M" if hugepages else ""
         orders = " ".join(f"{name}={value}" for name, value in words.items())
         command = [
-            need("qemu-system-x86_64", "qemu-system-x86"),
+            *within, need("qemu-system-x86_64", "qemu-system-x86"),
             # QEMU before 8.0 omits memory barriers for a machine that can have only one processor, and the guest then
             # sometimes misses an interrupt. So maxcpus is at least 2.
             "-M", "q35", "-accel", "tcg", "-m", f"{memory}M,slots=2,maxmem=1G", "-smp", f"{processors},maxcpus={max(processors, 2)}",
@@ -133,7 +139,7 @@ class Guest:
                 "-device", f"vhost-user-blk-pci,id=disk{nth},chardev=c{nth},num-queues={queues},queue-size={queue_size}{more}",
             ]  # fmt: skip
         if incoming:
-            command += ["-S", "-incoming", f"unix:{incoming}"]
+            command += ["-S", "-incoming", migration_uri(incoming)]
         self.said = open(self.directory / "qemu.log", "wb")
         self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=self.said, stderr=self.said)
         self.qmp = None
@@ -250,7 +256,7 @@ class Guest:
     def begin_migration(self, path, bandwidth):
         """Starts to send its memory at this bandwidth; it keeps running until `end_migration`."""
         self.qmp.do("migrate-set-parameters", **{"max-bandwidth": bandwidth, "downtime-limit": 1})
-        self.qmp.do("migrate", uri=f"unix:{path}")
+        self.qmp.do("migrate", uri=migration_uri(path))
 
     def migration(self):
         """QEMU's report about the migration."""

@@ -27,15 +27,16 @@ Outcome = collections.namedtuple("Outcome", "ours theirs")
 moves, spoilt = 0, []
 
 
-def move(vm, arrive, meanwhile=None, arrived=None):
+def move(vm, arrive, meanwhile=None, arrived=None, to=None):
     """Moves a machine to the one that `arrive` starts, given the path to listen at; returns that machine, running. The source has ended.
     `meanwhile` is called while memory is being sent, `arrived` with the destination when both are paused and equal.
+    `to` is the URI that the source sends to, if that is not where the machine arrives.
     """
     global moves
     for nth in range(TRIES):
         at = vm.directory / f"arrives-{nth}"
         there = arrive(at)
-        vm.begin_migration(at, bandwidth=4_000_000 if meanwhile else guest.FAST)
+        vm.begin_migration(to or at, bandwidth=4_000_000 if meanwhile else guest.FAST)
         if meanwhile:
             guest.wait_for("memory on its way", lambda: vm.migration().get("ram", {}).get("transferred", 0) > 4_000_000)
             meanwhile()

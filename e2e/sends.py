@@ -23,11 +23,13 @@ HELLO, WRITE, CLEAR, COMPARE, FLUSH, OWN, RETURN, ABANDON = range(1, 9)
 class Store(Node):
     """A node that takes disks from others."""
 
-    def __init__(self, tmp_path, name, *flags, moves=True, specs=()):
+    def __init__(self, tmp_path, name, *flags, moves=True, specs=(), address="127.0.0.1", within=()):
+        """`within` are words before its command, which run it in a network namespace."""
         self.name, self.directory = name, pathlib.Path(tmp_path)
-        self.port = millrace.free_port()
-        listens = ["--moves", f"127.0.0.1:{self.port}"] if moves else []
+        self.address, self.port = address, millrace.free_port()
+        listens = ["--moves", f"{address}:{self.port}"] if moves else []
         super().__init__(tmp_path, *listens, *flags, name=name, specs=specs)
+        self.arguments[:0] = within
 
     def socket(self, disk="a"):
         """Where a machine connects to a disk."""
@@ -44,8 +46,9 @@ class Store(Node):
         self.attach(uri, disk, "--incoming")
 
     def send(self, there, disk="a", *words, port=None, to=None):
-        """Moves a disk to another node; returns what the command says."""
-        return self.do("move", disk, "--to", f"127.0.0.1:{port or there.port}/{to or disk}", *words)
+        """Moves a disk to another node, or to a proxy's port before it; returns what the command says."""
+        at = f"127.0.0.1:{port}" if port else f"{there.address}:{there.port}"
+        return self.do("move", disk, "--to", f"{at}/{to or disk}", *words)
 
     def send_json(self, there, disk="a", *words):
         return json.loads(self.send(there, disk, *words, "--json"))["moves"][0]

@@ -13,26 +13,34 @@ import guest
 import migration
 import millrace
 import pytest
+import two_machines
 from sends import FLUSH, OWN, Between, Store
 from test_disks import image
 
 TICK = r"GUEST TICK ops=[1-9]\d*"
 MIB = 1 << 20
+# Of the namespace at which a machine arrives.
+MIGRATION_PORT = 4444
 
 
 class Places:
-    """Two nodes, an image for each, and a machine whose disk moves between them."""
+    """Two nodes, an image for each, and a machine whose disk moves between them. `link` has the words of `two_machines.link`, over which
+    there is one way only."""
 
-    def __init__(self, tmp_path, stack, *, size=64, flags=(), uri="file:{}", secs=10, between=False, **words):
+    def __init__(self, tmp_path, stack, *, size=64, flags=(), uri="file:{}", secs=10, between=False, link=None, **words):
         self.tmp_path, self.stack = tmp_path, stack
+        self.link = link = link and stack.enter_context(two_machines.link(**link))
         self.words = dict(queues=2, processors=2, mode="load", secs=secs, mib=8, holes="holes", then="stay") | words
-        self.nodes = [stack.enter_context(Store(tmp_path, name, *flags)) for name in ("here", "there")]
+        self.within = [two_machines.inside(name) for name in link.namespaces] if link else [(), ()]
+        places = [dict(address=address, within=within) for address, within in zip(two_machines.ADDRESSES, self.within)] if link else [{}, {}]
+        flags = [*flags, "--allow-remote"] if link else flags
+        self.nodes = [stack.enter_context(Store(tmp_path, name, *flags, **place)) for name, place in zip(("here", "there"), places)]
         self.images = [image(tmp_path / f"{name}.img", size) for name in ("here", "there")]
         self.uris = [uri.format(path) for path in self.images]
         self.between = {node: stack.enter_context(Between(node.port)) for node in self.nodes} if between else None
         self.nodes[0].attach(self.uris[0])
         self.machines = 1
-        self.vm = stack.enter_context(guest.Guest(tmp_path / "vm-0", self.nodes[0].socket(), **self.words))
+        self.vm = stack.enter_context(guest.Guest(tmp_path / "vm-0", self.nodes[0].socket(), within=self.within[0], **self.words))
         self.vm.wait_for(TICK)
 
     @property
@@ -49,6 +57,9 @@ class Places:
         return self.between[self.there]
 
     def send(self, *words):
+        if self.link:
+            host, port = self.link.to(self.there.port)
+            return self.here.do("move", "a", "--to", f"{host}:{port}/a", *words)
         return self.here.send(self.there, "a", *words, port=self.way.port if self.between else None)
 
     def prepare(self, wait=True):
@@ -62,7 +73,7 @@ class Places:
     def arrive(self, at):
         """A machine that waits for the migration."""
         self.machines += 1
-        return self.stack.enter_context(guest.Guest(self.tmp_path / f"vm-{self.machines}", self.there.socket(), incoming=at, **self.words))
+        return self.stack.enter_context(guest.Guest(self.tmp_path / f"vm-{self.machines}", self.there.socket(), incoming=at, within=self.within[1], **self.words))
 
     def turn(self):
         """What was there is here."""
@@ -87,9 +98,10 @@ class Places:
                     self.way.go_on()
                 self.send_again()
             arm()
-            return self.arrive(at)
+            return self.arrive(f"tcp:{two_machines.ADDRESSES[1]}:{MIGRATION_PORT}" if self.link else at)
 
-        self.vm = migration.move(went, arrive, arrived=before)
+        to = "tcp:{}:{}".format(*self.link.to(MIGRATION_PORT)) if self.link else None
+        self.vm = migration.move(went, arrive, arrived=before, to=to)
         self.there.until_stage("begun")
         self.here.until_stage("sent")
         self.ticks()
@@ -148,6 +160,41 @@ def test_a_disk_moves_over_a_link_with_a_delay(places, rate, long):
         moved = on.there.status()
         print(f"its guest waited {moved['pause_us']} us at the source; {moved['sent_bytes'] >> 20} MiB in {moved['seconds']:.1f} s")
     on.finish()
+    on.vm.quit()
+
+
+@pytest.mark.parametrize("rate", ["1gbit", "100mbit"])
+def test_a_machine_and_its_disk_move_over_one_link(places, rate, long):
+    """The nodes and QEMU share a link between two network namespaces, with its rate and 1 ms each way."""
+    slow = rate == "100mbit"
+    if slow and not long:
+        pytest.skip("only with --long")
+    on = places(secs=40 if slow else 26, size=256, link=dict(rate=rate, delay_ms=1))
+    # Data besides what the guest writes, among holes.
+    with open(on.images[0], "r+b") as file:
+        file.seek(128 * MIB)
+        file.write(os.urandom(32 * MIB))
+    on.prepare()
+    compared, reports = [], []
+
+    def before(_):
+        # The guest is stopped at both ends: the images are what it sees.
+        on.here.until_stage("sent", "given")
+        on.there.until_stage("whole")
+        compared.append(filecmp.cmp(*on.images, shallow=False))
+        reports.append(on.vm.migration())
+
+    on.migrate(before)
+    moved, qemu = on.there.status(), reports[-1]
+    slowest_ms = on.finish()
+    print(
+        f"{rate}, delay by {'netem' if on.link.has_netem else 'proxies'}: its guest waited {moved['pause_us']} us at the source, QEMU's downtime was "
+        f"{qemu['downtime']} ms; {moved['sent_bytes'] >> 20} MiB of the disk in {moved['seconds']:.1f} s, {qemu['ram']['transferred'] >> 20} MiB of memory in "
+        f"{qemu['total-time'] / 1000:.1f} s; slowest request in the guest {slowest_ms} ms"
+    )
+    assert all(compared)
+    assert on.link.sent_bytes() > moved["sent_bytes"] + qemu["ram"]["transferred"], "not all of it took the link"
+    assert moved["pause_us"] < 2_000_000
     on.vm.quit()
 
 

@@ -3,6 +3,7 @@ network namespaces, or, without root, this machine. Used by the black-box tests 
 
 import contextlib
 import itertools
+import json
 import os
 import pathlib
 import re
@@ -10,11 +11,16 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import time
+
+import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 HEADING = "## Compute and storage on two machines\n"
 NUMBERS = itertools.count()
+# The name of the link at both ends, and their addresses.
+LINK, ADDRESSES = "link0", ("10.0.0.1", "10.0.0.2")
 
 
 def blocks(page, heading=HEADING):
@@ -52,7 +58,7 @@ class Machines:
         return text.replace("10.0.0.1:6379", self.address).replace("10.0.0.1", self.address.split(":")[0])
 
     def inside(self, at, *words):
-        return ["ip", "netns", "exec", self.namespaces[at], *map(str, words)] if self.namespaces else [*map(str, words)]
+        return [*inside(self.namespaces[at]), *map(str, words)] if self.namespaces else [*map(str, words)]
 
     def send(self, *names, at=None):
         """Copies files from the one machine to the other."""
@@ -95,25 +101,92 @@ def ip(*words):
     return subprocess.run(["ip", *words], capture_output=True, text=True)
 
 
+def inside(namespace):
+    """The words before a command that run it in a namespace."""
+    return ["ip", "netns", "exec", namespace]
+
+
 @contextlib.contextmanager
-def machines(directory, program):
-    """Two machines, of which the one with the disks has 10.0.0.1 where namespaces can be made."""
+def namespaces():
+    """Two network namespaces with a link, 10.0.0.1 and 10.0.0.2; nothing where they cannot be made."""
     number = f"{os.getpid()}x{next(NUMBERS)}"
     names = f"two{number}s", f"two{number}c"
     try:
         made = os.geteuid() == 0 and shutil.which("ip") and all(ip("netns", "add", name).returncode == 0 for name in names)
-        words = ("type", "veth", "peer", "name", "link0", "netns", names[1])
-        if made and ip("-n", names[0], "link", "add", "link0", *words).returncode == 0:
+        words = ("type", "veth", "peer", "name", LINK, "netns", names[1])
+        if made and ip("-n", names[0], "link", "add", LINK, *words).returncode == 0:
             for at, name in enumerate(names):
-                for words in (("link", "set", "lo", "up"), ("addr", "add", f"10.0.0.{at + 1}/24", "dev", "link0"), ("link", "set", "link0", "up")):
+                for words in (("link", "set", "lo", "up"), ("addr", "add", f"{ADDRESSES[at]}/24", "dev", LINK), ("link", "set", LINK, "up")):
                     done = ip("-n", name, *words)
                     assert done.returncode == 0, done.stderr
-            yield Machines(directory, program, names, "10.0.0.1:6379")
+            yield names
+        else:
+            yield None
+    finally:
+        for name in names:
+            ip("netns", "del", name)
+
+
+@contextlib.contextmanager
+def machines(directory, program):
+    """Two machines, of which the one with the disks has 10.0.0.1 where namespaces can be made."""
+    with namespaces() as names:
+        if names:
+            yield Machines(directory, program, names, f"{ADDRESSES[0]}:6379")
         else:
             with socket.socket() as probe:
                 probe.bind(("127.0.0.1", 0))
                 port = probe.getsockname()[1]
             yield Machines(directory, program, None, f"127.0.0.1:{port}")
-    finally:
-        for name in names:
-            ip("netns", "del", name)
+
+
+class Link:
+    """A link between two namespaces that has a rate and delays each way. tc's tbf keeps the rate; netem delays, or, where the
+    kernel lacks it, a proxy for each port that something is sent to. `to` tells where to send to."""
+
+    def __init__(self, stack, namespaces, rate, delay_ms):
+        self.stack, self.namespaces, self.delay_ms = stack, namespaces, delay_ms
+        self.proxied = set()
+        netem = ["netem", "delay", f"{delay_ms}ms", "rate", rate, "limit", 10000]
+        tbf = ["tbf", "rate", rate, "burst", "256k", "latency", "50ms"]
+        self.has_netem = all(self._tc(name, *netem).returncode == 0 for name in namespaces)
+        if not self.has_netem:
+            for name in namespaces:
+                done = self._tc(name, *tbf)
+                assert done.returncode == 0, done.stderr
+
+    @staticmethod
+    def _tc(name, *words):
+        return subprocess.run(["tc", "-n", name, "qdisc", "replace", "dev", LINK, "root", *map(str, words)], capture_output=True, text=True)
+
+    def sent_bytes(self):
+        """What the first machine has sent over the link."""
+        said = ip("-n", self.namespaces[0], "-s", "-j", "link", "show", LINK).stdout
+        return json.loads(said)[0]["stats64"]["tx"]["bytes"]
+
+    def to(self, port):
+        """Where the first machine sends to, for a port of the second one."""
+        if self.has_netem:
+            return ADDRESSES[1], port
+        if port not in self.proxied:
+            self.proxied.add(port)
+            at, to = f"127.0.0.1:{port}", f"{ADDRESSES[1]}:{port}"
+            words = [*inside(self.namespaces[0]), sys.executable, ROOT / "e2e/delaying.py", at, to, self.delay_ms, 16]
+            proxy = subprocess.Popen([*map(str, words)], stdin=subprocess.DEVNULL)
+            self.stack.callback(proxy.wait)
+            self.stack.callback(proxy.kill)
+            listening = [*inside(self.namespaces[0]), "ss", "-Hltn", f"sport = :{port}"]
+            deadline = time.monotonic() + 20
+            while not subprocess.run(listening, capture_output=True, text=True).stdout:
+                assert proxy.poll() is None and time.monotonic() < deadline, "the proxy does not start"
+                time.sleep(0.05)
+        return "127.0.0.1", port
+
+
+@contextlib.contextmanager
+def link(rate, delay_ms):
+    """A link. `rate` is tc's, such as 1gbit. Skips the test where no namespaces can be made."""
+    with namespaces() as names, contextlib.ExitStack() as stack:
+        if not names or not shutil.which("tc"):
+            pytest.skip("it takes root, ip and tc to make a link between network namespaces")
+        yield Link(stack, names, rate, delay_ms)
