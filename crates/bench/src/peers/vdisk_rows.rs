@@ -136,10 +136,11 @@ fn nulls() -> Vec<Row> {
             IDLE, Unit::Percent, |sample| sample.report["cpu_percent"].as_f64(),
         )
         .at_most(1.0),
-        row("null, randread 4 KiB, depth 128", NULL_CO, [NULL_READ, QSD_READ]).at_least(3.3),
+        row("null, randread 4 KiB, depth 128", NULL_CO, [NULL_READ, QSD_READ]).at_least(4.0),
         row("null, randwrite 4 KiB, depth 128", NULL_CO, [NULL_WRITE, QSD_WRITE]).at_least(2.5),
-        row("null, randread 4 KiB, depth 128, packed ring", "our own split ring",
-            [NULL_PACKED, NULL_READ]),
+        row("null, randread 4 KiB, depth 128, packed ring", "qemu-storage-daemon, null-co, split",
+            [NULL_PACKED, QSD_READ])
+            .at_least(3.5),
         row(queues, "our own single queue of depth 128", [NULL_QUEUES, NULL_READ]),
         row("mem, randread 4 KiB, depth 32", NULL_CO, [MEM, QSD_32]).at_least(0.94),
     ]
@@ -196,8 +197,8 @@ fn waits() -> Vec<Row> {
         row("vdisk, depth 1, longest wait with nothing replaced", UPGRADE_1, ALONE),
         row("vdisk, depth 1, median of such waits", UPGRADE_1, ALONE_MEDIAN),
         row("vdisk kill -9 and start, depth 1, longest wait of 20", RESTART_1, LONGEST)
-            .at_most(100e3),
-        row("vdisk kill -9 and start, depth 1, median wait", RESTART_1, MEDIAN).at_most(100e3),
+            .at_most(30e3),
+        row("vdisk kill -9 and start, depth 1, median wait", RESTART_1, MEDIAN).at_most(8e3),
         row("vdisk kill -9 and start, depth 32, longest wait of 20", RESTART_32, LONGEST)
             .at_most(100e3),
     ]
