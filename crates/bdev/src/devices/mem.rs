@@ -50,7 +50,7 @@ const COLLAPSE_MAX: u64 = 32;
 const COLLAPSE_PAUSE_NS: u64 = 10_000_000;
 /// Longest discard of one request: emptying a resident page takes the core some 50 ns.
 const DISCARD_MAX: u64 = 16 << 20;
-/// How many bytes ahead of what it copies a read fetches memory, at most.
+/// How many bytes ahead of what it copies a read fetches memory.
 const AHEAD: usize = 4096;
 /// From this length on, copying without that is faster: the processor sees what comes.
 const COPY_MIN: usize = 64 << 10;
@@ -79,9 +79,7 @@ pub(crate) struct MemChannel {
 
 /// Where a read fetches memory while it copies.
 struct Ahead {
-    /// How many bytes ahead of what it copies.
-    distance: usize,
-    /// Where its own range ends.
+    /// Where its own range ends, or what is fetched before it.
     end: usize,
     /// From there to the next read's range, modulo 2^64.
     next: usize,
@@ -93,7 +91,7 @@ impl Ahead {
     /// What to fetch while the byte at `at` is copied.
     #[inline]
     fn of(&self, at: usize) -> usize {
-        match at + self.distance {
+        match at + AHEAD {
             own if own < self.end => own,
             next if next < self.limit => next.wrapping_add(self.next),
             // Nothing follows.
@@ -451,10 +449,10 @@ impl MemDevice {
 
     /// What a read fetches while it copies: what follows in its own range, then the next read.
     fn ahead_of(&self, io: &Io<'_>, next: (u64, u64)) -> Ahead {
-        let end = (io.offset + io.len) as usize;
+        // The memory of a short read was fetched before it began.
+        let end = io.offset as usize + (io.len as usize).max(AHEAD);
         let next_len = (next.1 as usize).min(AHEAD);
-        let distance = AHEAD.min(io.len as usize);
-        Ahead { distance, end, next: (next.0 as usize).wrapping_sub(end), limit: end + next_len }
+        Ahead { end, next: (next.0 as usize).wrapping_sub(end), limit: end + next_len }
     }
 
     /// The pages of a range that were never written, or discarded, as holes.
