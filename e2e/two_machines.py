@@ -123,7 +123,7 @@ def namespaces():
         else:
             yield None
     finally:
-        for name in names:
+        for name in names if shutil.which("ip") else ():
             ip("netns", "del", name)
 
 

@@ -157,7 +157,9 @@ impl Node {
         kept: Rc<dyn Kept>,
     ) -> Result<Node, String> {
         let local = LocalResources::new(core, &[], None);
-        let names: Vec<_> = disks.iter().map(|(served, _)| served.spec.name.clone()).collect();
+        let served = disks.iter().map(|(served, _)| &served.spec);
+        let all = served.chain(following.into_iter().flatten());
+        let names: Vec<_> = all.map(|spec| spec.name.clone()).collect();
         let transfers = names.into_iter().filter_map(|name| {
             let transfer = stored(&*kept, &name)?;
             Some((name, transfer))

@@ -55,6 +55,9 @@ const SWITCH_NS: u64 = 10_000_000_000;
 const AGAIN_NS: u64 = 100_000_000;
 /// The same, while a guest's machine moves to another node and stops at any moment.
 const SOON_NS: u64 = 2_000_000;
+/// The pause before an attempt to begin with a disk whose device has not completed its requests for
+/// some attempts.
+const LATER_NS: u64 = 10_000_000_000;
 /// Attempts to let a disk continue with its bitmap or, if it has not moved, without.
 const TRIES_MAX: u32 = 3;
 /// The rest that is copied while the guest waits: what takes so long, but at least so much.
@@ -504,13 +507,8 @@ impl Disks {
                 self.forget_source(core, name, id).await?;
                 "waits"
             }
-            (Some(Transfer::Sending { .. }), _) => {
-                // Nobody can continue it, because the disk cannot be opened.
-                let _change = self.change(name).await?;
-                if self.moves(name) || !self.is_sending(name) {
-                    return Err(usage(format!("the move of disk {name} continues")));
-                }
-                self.keep_transfer(name, None).await?;
+            (Some(Transfer::Sending { to, .. }), Err(_)) => {
+                self.forget_move(core, name, &to.to_string()).await?;
                 "aborted"
             }
             (_, Err(error)) => return Err(error),
@@ -603,17 +601,33 @@ impl Disks {
     /// Continues the moves that no successor has continued.
     pub fn continue_moves(self: &Rc<Self>, core: &Core) {
         for (name, transfer) in self.transfers.borrow().clone() {
-            if matches!(transfer, Transfer::Sending { .. }) {
+            // Those whose disk cannot be opened are waited for since the start.
+            if matches!(transfer, Transfer::Sending { .. }) && self.target(&name).is_ok() {
                 self.go_on_with(core, &name, transfer);
             }
         }
+    }
+
+    /// Ends a move to another node that nobody can continue, because the disk cannot be opened.
+    async fn forget_move(&self, core: &Core, name: &str, uri: &str) -> Result<(), Error> {
+        let _change = self.change(name).await?;
+        if self.moves(name) || !self.is_sending(name) {
+            return Err(usage(format!("the move of disk {name} continues")));
+        }
+        self.keep_transfer(name, None).await?;
+        tracing::warn!(disk = name, "the other node still waits for it");
+        let (disk, uri, why) = (name.to_owned(), uri.to_owned(), "it was aborted".to_owned());
+        self.report(core, What::MoveFailed { disk, uri, why });
+        self.moves_ended.count(&Stage::Aborted);
+        Ok(())
     }
 
     /// Suspends while nobody carries out the move of a disk to another node, but not for ever: from
     /// the end of a process until the next one continues.
     async fn until_continued(&self, core: &Core, name: &str) {
         let is_continued = || self.moves(name) || !self.is_sending(name);
-        let goes_on = || !self.handing_over.get() && is_continued();
+        let ends = || self.ended.get() || self.left.get();
+        let goes_on = || ends() || !self.handing_over.get() && is_continued();
         let _ = timeout(core, CONTINUED_NS, self.changed.wait_until(goes_on)).await;
     }
 
@@ -789,8 +803,12 @@ impl Disks {
             if tries == TRIES_MAX && !continues || self.ended.get() {
                 return Err(error.into());
             }
-            tries += 1;
-            core.sleep_ns(AGAIN_NS).await;
+            if tries == TRIES_MAX {
+                tracing::warn!(disk = name, "{error}; its move waits for that");
+            }
+            let pause_ns = if tries < TRIES_MAX { AGAIN_NS } else { LATER_NS };
+            let _ = timeout(core, pause_ns, moving.until_stopped()).await;
+            tries = tries.saturating_add(1);
         }
         moving.copy.replace(Some(copy.clone()));
         self.share_rate();

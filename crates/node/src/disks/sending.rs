@@ -307,13 +307,15 @@ impl Disks {
             FrontEnd::Stopped { .. } | FrontEnd::Absent { .. } => sending.migrates.get(),
         };
         sending.migrates.set(migrates);
-        if self.transfer(name) != Some(sending.stage())
-            && let Err(error) = self.keep_transfer(name, Some(sending.stage())).await
-        {
-            tracing::warn!(
-                disk = name,
-                "the next process will not know whether it leaves: {error}"
-            );
+        // An operator may want something else meanwhile.
+        while self.transfer(name) != Some(sending.stage()) {
+            if let Err(error) = self.keep_transfer(name, Some(sending.stage())).await {
+                tracing::warn!(
+                    disk = name,
+                    "the next process will not know whether it leaves: {error}"
+                );
+                return;
+            }
         }
     }
 
@@ -652,8 +654,16 @@ impl Disks {
     /// The end of a move that has not moved the disk: the other node forgets it, if it answers.
     pub(super) async fn give_up(&self, core: &Core, name: &str, sending: &Sending) {
         self.abandon(core, name, &sending.sender).await;
-        if let Err(error) = self.keep_transfer(name, None).await {
-            tracing::error!(disk = name, "the next process will send it again: {error}");
+        let mut told = false;
+        while let Err(error) = self.keep_transfer(name, None).await {
+            if !std::mem::replace(&mut told, true) {
+                tracing::error!(disk = name, "the end of its move cannot be stored: {error}");
+            }
+            core.sleep_ns(AGAIN_NS).await;
+            if self.ended.get() {
+                // The next process continues it.
+                return;
+            }
         }
     }
 }

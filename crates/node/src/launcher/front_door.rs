@@ -215,14 +215,17 @@ impl FrontDoor {
     fn pass(&self, session: &mut Session, door: &UnixPackets) -> io::Result<()> {
         let (ours, theirs) = UnixPackets::pair()?;
         let packets = UnixPackets::from_fd(&self.core, ours)?;
-        let new = Keeper::new(session.keeper.pid());
-        let keeper = if is(Mutant::ForgetsTheSession) { &new } else { &session.keeper };
-        for (bytes, descriptors) in keeper.opening() {
+        if is(Mutant::ForgetsTheSession) {
+            session.keeper = Keeper::new(session.keeper.pid());
+        }
+        for (bytes, descriptors) in session.keeper.opening() {
             packets.try_send(&bytes, &descriptors)?;
         }
         door.try_send(&[0], &[theirs.as_fd()])?;
         session.packets = Some(packets);
-        session.told &= is(Mutant::PassesOnOnce);
+        if !is(Mutant::PassesOnOnce) {
+            session.told = false;
+        }
         Ok(())
     }
 

@@ -47,6 +47,8 @@ pub struct Report {
     pub resets: u64,
     /// Nodes that have taken over from others while a disk was on its way.
     pub upgraded: u64,
+    /// Upgrades that have failed while the disk was being copied from there.
+    pub refused: u64,
     /// Guests that went back although they had begun, and got nothing.
     pub nothing: u64,
     pub checked_sectors: u64,
@@ -278,6 +280,10 @@ impl Outside {
             }
             serve(&core, node, &own).await;
         });
+        if self.rng.below(3) == 0 {
+            process.kill_after(self.rng.below(200));
+            self.doomed.push(process.clone());
+        }
         let new = Running { process, told };
         let decided = || old_told.outcome.borrow().is_some() || old.has_ended();
         self.until("an outcome", |_| decided()).await;
@@ -286,6 +292,7 @@ impl Outside {
         self.until("one node", |_| settled()).await;
         let host = &mut self.hosts[nth];
         host.stays_down = false;
+        self.report.refused += u64::from(fails && host.stage() == "sending");
         if new.serves() {
             host.node = Some(new);
             self.report.upgraded += 1;

@@ -188,7 +188,7 @@ fn a_disk_that_goes_to_another_node_is_served_by_one_of_both() {
     let sum = |of: fn(&sends::Report) -> u64| all.iter().map(of).sum::<u64>();
     println!(
         "{} worlds: {} moves begun, {} disks sent, {} migrations failed, {} of them when the disk was given, {} nodes \
-         killed, {} upgraded, {} times all connections lost, {} guests that went back and got nothing, {} sectors checked",
+         killed, {} upgraded, {} not while they sent, {} times all connections lost, {} guests that went back and got nothing, {} sectors checked",
         all.len(),
         sum(|r| r.begun),
         sum(|r| r.sent),
@@ -196,6 +196,7 @@ fn a_disk_that_goes_to_another_node_is_served_by_one_of_both() {
         sum(|r| r.given),
         sum(|r| r.killed),
         sum(|r| r.upgraded),
+        sum(|r| r.refused),
         sum(|r| r.resets),
         sum(|r| r.nothing),
         sum(|r| r.checked_sectors),
@@ -203,6 +204,7 @@ fn a_disk_that_goes_to_another_node_is_served_by_one_of_both() {
     if all.len() >= 100 {
         assert!(sum(|r| r.sent) > 50 && sum(|r| r.failed) > 20 && sum(|r| r.given) > 5);
         assert!(sum(|r| r.killed) > 20 && sum(|r| r.nothing) > 10 && sum(|r| r.upgraded) > 10);
+        assert!(sum(|r| r.refused) > 0);
     }
 }
 
