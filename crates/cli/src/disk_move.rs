@@ -141,19 +141,12 @@ fn wait(admin: &mut Admin, name: String, node: &NodeArgs) -> Result<(), Failure>
         let (left, copied) = (number(&moving, "left_bytes"), number(&moving, "copied_bytes"));
         bar.set_length(copied + left);
         bar.set_position(copied);
-        let is_under_way = match moving["stage"].as_str() {
-            None => {
-                missing += 1;
-                missing <= MISSING_MAX
-            }
-            Some("ready") => {
-                missing = 0;
-                moving["finishes"] != false
-            }
-            Some(stage) => {
-                missing = 0;
-                ["copying", "switching"].contains(&stage)
-            }
+        let stage = moving["stage"].as_str();
+        missing = if stage.is_none() { missing + 1 } else { 0 };
+        let is_under_way = match stage {
+            None => missing <= MISSING_MAX,
+            Some("ready") => moving["finishes"] != false,
+            Some(stage) => ["copying", "switching"].contains(&stage),
         };
         if is_under_way {
             std::thread::sleep(LOOK);

@@ -405,6 +405,11 @@ impl Disks {
         self.moves.borrow().get(name).is_some_and(leaves)
     }
 
+    /// Whether a disk is on its way to another node, and nobody carries it there at this moment.
+    fn is_uncarried(&self, name: &str) -> bool {
+        self.is_sending(name) && !self.moves(name)
+    }
+
     /// Refuses what cannot be done while a disk is being moved.
     pub(super) fn unless_moving(&self, name: &str) -> Result<(), Error> {
         match self.moves(name) || self.is_sending(name) {
@@ -425,7 +430,7 @@ impl Disks {
     pub fn moves_report(&self, core: &Core, name: Option<&str>) -> Value {
         let (moves, now_ns) = (self.moves.borrow(), core.now_ns());
         let wanted = moves.iter().filter(|(moved, _)| name.is_none_or(|name| name == *moved));
-        let known = wanted.filter(|(name, moving)| moving.is_active() || !self.is_sending(name));
+        let known = wanted.filter(|(name, _)| !self.is_uncarried(name));
         let mut all: BTreeMap<_, _> =
             known.map(|(name, moving)| (name.clone(), moving.report(name, now_ns))).collect();
         // Moves that are about to be continued.
@@ -611,7 +616,7 @@ impl Disks {
     /// Ends a move to another node that nobody can continue, because the disk cannot be opened.
     async fn forget_move(&self, core: &Core, name: &str, uri: &str) -> Result<(), Error> {
         let _change = self.change(name).await?;
-        if self.moves(name) || !self.is_sending(name) {
+        if !self.is_uncarried(name) {
             return Err(usage(format!("the move of disk {name} continues")));
         }
         self.keep_transfer(name, None).await?;
@@ -625,9 +630,8 @@ impl Disks {
     /// Suspends while nobody carries out the move of a disk to another node, but not for ever: from
     /// the end of a process until the next one continues.
     async fn until_continued(&self, core: &Core, name: &str) {
-        let is_continued = || self.moves(name) || !self.is_sending(name);
         let ends = || self.ended.get() || self.left.get();
-        let goes_on = || ends() || !self.handing_over.get() && is_continued();
+        let goes_on = || ends() || !self.handing_over.get() && !self.is_uncarried(name);
         let _ = timeout(core, CONTINUED_NS, self.changed.wait_until(goes_on)).await;
     }
 

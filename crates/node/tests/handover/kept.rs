@@ -23,9 +23,9 @@ use node::DiskSpec;
 use node::simulated::FrontDoor;
 use reactor::sim::{Crash, FailureKind, Rng, SimConfig, World};
 use reactor::{Class, Core, Event, UnixSocket};
-use sim::guest::{END_NS, Guest, QUEUES, with_disk_at};
+use sim::guest::{END_NS, Guest, QUEUES};
 
-use super::{HEADER, IMAGES, Machine, Outside, Running, message};
+use super::{HEADER, Machine, Outside, Running, message, one_or_two};
 
 /// Size of the configuration that front ends read, and where it has the write cache.
 const CONFIG_BYTES: usize = 60;
@@ -499,13 +499,7 @@ impl Outside {
 pub fn kept(seed: u64) -> Report {
     let world = World::new(seed, 1, SimConfig::default());
     let mut rng = world.rng();
-    let count = 1 + rng.index(2);
-    let mut guests = Vec::new();
-    for (image, name) in IMAGES.iter().zip(["a", "b"]).take(count) {
-        let (guest, uri) = with_disk_at(&world, &mut rng, image);
-        let spec = format!("name={name} uri={uri} socket=/{name}.sock queues={QUEUES}");
-        guests.push((guest, spec.parse::<DiskSpec>().expect("a disk"), *image));
-    }
+    let guests = one_or_two(&world, &mut rng);
     let report = Rc::<RefCell<Report>>::default();
     let boots = 1 + rng.below(2);
     for boot in 1..=boots {

@@ -1003,6 +1003,17 @@ impl Outside {
     }
 }
 
+/// One or two guests, with their disks and images.
+fn one_or_two(world: &World, rng: &mut Rng) -> Vec<(Rc<RefCell<Guest>>, DiskSpec, &'static str)> {
+    let count = 1 + rng.index(2);
+    let with_disk = |(image, name): (&'static str, &str)| {
+        let (guest, uri) = with_disk_at(world, rng, image);
+        let spec = format!("name={name} uri={uri} socket=/{name}.sock queues={QUEUES}");
+        (guest, spec.parse().expect("a disk"), image)
+    };
+    IMAGES.into_iter().zip(["a", "b"]).take(count).map(with_disk).collect()
+}
+
 /// Plays the history of a seed.
 ///
 /// # Panics
@@ -1010,13 +1021,7 @@ impl Outside {
 pub fn handover(seed: u64) -> Report {
     let world = World::new(seed, 1, SimConfig::default());
     let mut rng = world.rng();
-    let count = 1 + rng.index(2);
-    let mut guests = Vec::new();
-    for (image, name) in IMAGES.iter().zip(["a", "b"]).take(count) {
-        let (guest, uri) = with_disk_at(&world, &mut rng, image);
-        let spec = format!("name={name} uri={uri} socket=/{name}.sock queues={QUEUES}");
-        guests.push((guest, spec.parse::<DiskSpec>().expect("a disk"), *image));
-    }
+    let guests = one_or_two(&world, &mut rng);
     let told_cache = if rng.coin() { Some(true) } else { None };
     let report: Rc<RefCell<Report>> = Rc::default();
     let boots = 1 + rng.below(2);
@@ -1053,7 +1058,7 @@ pub fn handover(seed: u64) -> Report {
         }
     }
     let mut report = report.borrow().clone();
-    report.two = u64::from(count == 2);
+    report.two = u64::from(guests.len() == 2);
     for (guest, ..) in &guests {
         let guest = guest.borrow();
         assert_eq!(guest.in_flight(), 0);
