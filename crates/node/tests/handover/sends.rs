@@ -79,6 +79,15 @@ impl Host {
     }
 }
 
+/// The work of a node that also takes disks.
+async fn receive_and_serve(core: &Core, node: Node, net: NetAddress, told: &Rc<Told>) {
+    // Connections of a process that was killed may hold the address for a moment.
+    while node.receive(net).is_err() {
+        core.sleep_ns(LOOK_NS).await;
+    }
+    serve(core, node, told).await;
+}
+
 /// A front end's connection to a node.
 struct FrontEnd {
     session: Session,
@@ -165,11 +174,7 @@ impl Outside {
         let process = self.world.start_process(move |core| async move {
             let node = Node::start(&core, disks, Some(true), kept).await;
             let node = node.expect("nobody has the image any more");
-            // Connections of a process that was killed may hold the address for a moment.
-            while node.receive(net).is_err() {
-                core.sleep_ns(LOOK_NS).await;
-            }
-            serve(&core, node, &own).await;
+            receive_and_serve(&core, node, net, &own).await;
         });
         host.node = Some(Running { process, told });
     }
@@ -275,10 +280,7 @@ impl Outside {
             let Ok(node) = Node::inherit(&core, &[spec], theirs.into(), listen, kept).await else {
                 return;
             };
-            while node.receive(net).is_err() {
-                core.sleep_ns(LOOK_NS).await;
-            }
-            serve(&core, node, &own).await;
+            receive_and_serve(&core, node, net, &own).await;
         });
         if self.rng.below(3) == 0 {
             process.kill_after(self.rng.below(200));
