@@ -39,11 +39,12 @@ def succeed(*arguments, **kwargs):
 
 
 def fail(*arguments, **kwargs):
-    """Runs a command that must fail; returns its message. A crash does not count as a failure."""
+    """Runs a command that must fail; returns its message. A crash does not count as a failure, nor an argument that does not exist."""
     done = command(*arguments, **kwargs)
     said = done.stdout + done.stderr
     assert done.returncode > 0, f"{arguments}: {done.returncode}\n{said[-2000:]}"
     assert done.returncode < 100 and "panicked" not in said, f"{arguments}: {done.returncode}\n{said[-2000:]}"
+    assert not re.search("unexpected argument|unrecognized subcommand", said), f"{arguments}: {said}"
     return done.stderr
 
 

@@ -23,12 +23,12 @@ HELLO, WRITE, CLEAR, COMPARE, FLUSH, OWN, RETURN, ABANDON = range(1, 9)
 class Store(Node):
     """A node that takes disks from others."""
 
-    def __init__(self, tmp_path, name, *flags, moves=True, specs=(), address="127.0.0.1", within=()):
+    def __init__(self, tmp_path, name, *flags, moves=True, specs=(), address="127.0.0.1", within=(), binary=millrace.BINARY):
         """`within` are words before its command, which run it in a network namespace."""
         self.name, self.directory = name, pathlib.Path(tmp_path)
         self.address, self.port = address, millrace.free_port()
         listens = ["--moves", f"{address}:{self.port}"] if moves else []
-        super().__init__(tmp_path, *listens, *flags, name=name, specs=specs)
+        super().__init__(tmp_path, *listens, *flags, name=name, specs=specs, binary=binary)
         self.arguments[:0] = within
 
     def socket(self, disk="a"):

@@ -19,9 +19,9 @@ from test_disks import Disks, image
 class Node(Disks):
     """A node with a state directory, to which disks are attached."""
 
-    def __init__(self, tmp_path, *flags, specs=(), name="node"):
+    def __init__(self, tmp_path, *flags, specs=(), name="node", binary=millrace.BINARY):
         self.state = tmp_path / f"{name}-state"
-        super().__init__(tmp_path / f"{name}.log", *specs, flags=["--state", self.state, *flags])
+        super().__init__(tmp_path / f"{name}.log", *specs, flags=["--state", self.state, *flags], binary=binary)
         self.sockets.append(self.state / "admin.sock")
 
     def start(self):

@@ -116,10 +116,11 @@ class Disks:
             assert self.process.poll() is None, self.said()
         assert self.pid() == int(successor[0])
 
-    def refuse_upgrade(self, why):
+    def refuse_upgrade(self, why, meanwhile=lambda: None):
         """Makes it try the same, which must fail for this reason."""
         said = len(self.said())
         self.process.send_signal(signal.SIGUSR2)
+        meanwhile()
         failed = guest.wait_for("a refusal", lambda: re.search(r"no upgrade.*", self.said()[said:]), 30)
         assert re.search(why, failed[0]), failed[0]
 

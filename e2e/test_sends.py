@@ -15,7 +15,7 @@ import millrace
 import pytest
 from certificates import Certificates
 from sends import MIB, Between, Store
-from test_disks import Disks, image
+from test_disks import Disks, image, own_program
 from test_events import Follower, events
 from test_limits import driven, operations
 
@@ -424,33 +424,35 @@ def shows(certificates, name="server", ca=None):
 
 
 @pytest.mark.parametrize("moment", ["while it is copied", "when it is ready"])
-def test_an_upgrade_leaves_a_move_to_the_next_process(nodes, tmp_path, moment):
-    here, there = nodes
-    here.attach(f"file:{filled(tmp_path / 'old.img')}")
-    here.attach("mem:8M", "b")
-    there.awaits(f"file:{image(tmp_path / 'new.img', 32)}")
-    here.do("move", "--limit", "3M" if moment == "while it is copied" else "0")
-    mover = subprocess.Popen([millrace.BINARY, "disk", "move", "a", "--to", f"127.0.0.1:{there.port}/a", "--state", here.state])
-    stage = "copying" if moment == "while it is copied" else "ready"
-    here.until(stage)
-    guest.wait_for("some of it", lambda: here.status()["copied_bytes"] > 0)
-    # An upgrade that fails does not end it.
-    millrace.fail("upgrade", "--state", here.state, "--program", "/bin/false")
-    here.until(stage)
-    before = here.pid()
-    here.upgrade()
-    assert here.pid() != before
-    here.until(stage)
-    if moment == "while it is copied":
-        # The limit has not changed.
-        moves = json.loads(here.do("move", "--status", "--json"))
-        assert moves["bytes_per_second"] == 3 << 20 and moves["moves"][0]["left_bytes"] > 0
-        assert mover.poll() is None
-        here.do("move", "--limit", "0")
-    assert mover.wait(guest.PATIENCE) == 0
-    assert "has moved" in here.do("move", "a", FINISH)
-    assert filecmp.cmp(tmp_path / "old.img", tmp_path / "new.img", shallow=False)
-    assert here.happened() == ["attached", "move-begun", "moved"]
+def test_an_upgrade_leaves_a_move_to_the_next_process(tmp_path, moment):
+    with own_program(tmp_path) as (own, put), Store(tmp_path, "here", binary=own) as here, Store(tmp_path, "there") as there:
+        here.attach(f"file:{filled(tmp_path / 'old.img')}")
+        here.attach("mem:8M", "b")
+        there.awaits(f"file:{image(tmp_path / 'new.img', 32)}")
+        here.do("move", "--limit", "3M" if moment == "while it is copied" else "0")
+        mover = subprocess.Popen([millrace.BINARY, "disk", "move", "a", "--to", f"127.0.0.1:{there.port}/a", "--state", here.state])
+        stage = "copying" if moment == "while it is copied" else "ready"
+        here.until(stage)
+        guest.wait_for("some of it", lambda: here.status()["copied_bytes"] > 0)
+        # An upgrade that fails does not end it.
+        put("#!/bin/sh\nexit 7\n")
+        here.refuse_upgrade("exit status: 7")
+        put(None)
+        here.until(stage)
+        before = here.pid()
+        here.upgrade()
+        assert here.pid() != before
+        here.until(stage)
+        if moment == "while it is copied":
+            # The limit has not changed.
+            moves = json.loads(here.do("move", "--status", "--json"))
+            assert moves["bytes_per_second"] == 3 << 20 and moves["moves"][0]["left_bytes"] > 0
+            assert mover.poll() is None
+            here.do("move", "--limit", "0")
+        assert mover.wait(guest.PATIENCE) == 0
+        assert "has moved" in here.do("move", "a", FINISH)
+        assert filecmp.cmp(tmp_path / "old.img", tmp_path / "new.img", shallow=False)
+        assert here.happened() == ["attached", "move-begun", "moved"]
 
 
 def test_the_limit_of_moves_outlives_the_node(nodes):

@@ -15,7 +15,7 @@ import millrace
 import pytest
 import two_machines
 from sends import FLUSH, OWN, Between, Store
-from test_disks import image
+from test_disks import image, own_program
 
 TICK = r"GUEST TICK ops=[1-9]\d*"
 MIB = 1 << 20
@@ -27,14 +27,14 @@ class Places:
     """Two nodes, an image for each, and a machine whose disk moves between them. `link` has the words of `two_machines.link`, over which
     there is one way only."""
 
-    def __init__(self, tmp_path, stack, *, size=64, flags=(), uri="file:{}", secs=10, between=False, link=None, **words):
+    def __init__(self, tmp_path, stack, *, size=64, flags=(), uri="file:{}", secs=10, between=False, link=None, binary=millrace.BINARY, **words):
         self.tmp_path, self.stack = tmp_path, stack
         self.link = link = link and stack.enter_context(two_machines.link(**link))
         self.words = dict(queues=2, processors=2, mode="load", secs=secs, mib=8, holes="holes", then="stay") | words
         self.within = [two_machines.inside(name) for name in link.namespaces] if link else [(), ()]
         places = [dict(address=address, within=within) for address, within in zip(two_machines.ADDRESSES, self.within)] if link else [{}, {}]
         flags = [*flags, "--allow-remote"] if link else flags
-        self.nodes = [stack.enter_context(Store(tmp_path, name, *flags, **place)) for name, place in zip(("here", "there"), places)]
+        self.nodes = [stack.enter_context(Store(tmp_path, name, *flags, binary=binary, **place)) for name, place in zip(("here", "there"), places)]
         self.images = [image(tmp_path / f"{name}.img", size) for name in ("here", "there")]
         self.uris = [uri.format(path) for path in self.images]
         self.between = {node: stack.enter_context(Between(node.port)) for node in self.nodes} if between else None
@@ -255,6 +255,37 @@ def test_a_migration_that_fails_while_memory_is_sent_leaves_the_disk_here(places
     on.here.until("ready")
     on.migrate()
     on.finish()
+
+
+@pytest.mark.parametrize("begins", ["before", "meanwhile"])
+def test_an_upgrade_is_refused_while_a_machine_migrates(places, tmp_path, begins):
+    """Its guest would wait until the successor could continue the move."""
+    with own_program(tmp_path) as (own, put):
+        on = places(secs=25, binary=own)
+        on.prepare()
+        before = on.here.pid()
+        there_are = len(millrace.children(on.here.process.pid))
+
+        def begin_meanwhile():
+            guest.wait_for("the successor", lambda: len(millrace.children(on.here.process.pid)) > there_are)
+            begin(on)
+
+        if begins == "before":
+            begin(on)
+        else:
+            put(f'#!/bin/sh\nsleep 3\nexec {millrace.BINARY} "$@"\n')
+        on.here.refuse_upgrade("no other process could continue that now: a", begin_meanwhile if begins == "meanwhile" else lambda: None)
+        assert on.here.pid() == before and on.here.status()["stage"] == "ready"
+        on.vm.qmp.do("migrate_cancel")
+        guest.wait_for("QEMU", lambda: on.vm.qmp.do("query-migrate")["status"] == "cancelled")
+        on.here.until("ready")
+        on.ticks()
+        # As soon as it does not migrate, it is not refused.
+        put(None)
+        on.here.upgrade()
+        on.here.until("ready")
+        on.migrate()
+        on.finish()
 
 
 def test_a_machine_that_continues_at_the_source_gets_its_disk_back(places):
