@@ -1,4 +1,4 @@
-"""A small file system that can be filled, mounted where only the node sees it."""
+"""A small file system, mounted where only the node sees it: one that can be filled, or one whose files can share blocks."""
 
 import errno
 import pathlib
@@ -11,11 +11,12 @@ import pytest
 
 
 class SmallDisk:
-    """A mount namespace with a tmpfs, held by a process."""
+    """A mount namespace with a tmpfs, or with the file system of an image, held by a process."""
 
-    def __init__(self, mount, size_mib=160):
+    def __init__(self, mount, size_mib=160, image=None):
         self.mount = mount
-        script = f"mount -t tmpfs -o size={size_mib}m none '{mount}' && echo mounted && exec sleep 3600"
+        what = f"-o loop '{image}'" if image else f"-t tmpfs -o size={size_mib}m none"
+        script = f"mount {what} '{mount}' && echo mounted && exec sleep 3600"
         # As root, or else as root of a user namespace.
         for flags in (["-m"], ["-r", "-m"]):
             self.holder = subprocess.Popen(["unshare", *flags, "sh", "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE)

@@ -13,6 +13,7 @@ import millrace
 import pytest
 from front_end import DISCARD, FLUSH, IO_ERROR, OK, UNMAP, UNSUPPORTED, ZEROES, FrontEnd
 from prometheus_client.parser import text_string_to_metric_families
+from small_disk import SmallDisk
 from test_disks import Disks, image
 
 
@@ -69,7 +70,7 @@ def test_an_image_is_created_sparse_or_preallocated(tmp_path):
     assert "exists" in millrace.fail("disk", "create", sparse, "--size", "2G")
     assert sparse.stat().st_size == 1 << 30
     for size in ("0", "1000", "-1G", "100000000T"):
-        millrace.fail("disk", "create", tmp_path / "wrong.img", "--size", size)
+        millrace.fail("disk", "create", tmp_path / "wrong.img", f"--size={size}")
     millrace.fail("disk", "create", tmp_path / "none" / "a.img", "--size", "1M")
     assert not (tmp_path / "wrong.img").exists()
 
@@ -98,6 +99,26 @@ def test_an_image_is_copied_with_its_holes(node, tmp_path):
     # A guest may write to it.
     node.do("attach", spec(tmp_path, "a", f"file:{new}"))
     assert "lock" in millrace.fail("disk", "create", tmp_path / "wrong.img", "--from", new)
+
+
+def test_a_copy_shares_its_blocks_where_the_file_system_can(tmp_path):
+    whole = image(tmp_path / "xfs.img", 512)
+    subprocess.run(["mkfs.xfs", "-q", whole], check=True)
+    mount = tmp_path / "mount"
+    mount.mkdir()
+    with SmallDisk(mount, image=whole) as disk:
+        old, new, larger = (disk.inside() / name for name in ("old.img", "new.img", "larger.img"))
+        old.write_bytes(os.urandom(32 << 20))
+        os.sync()
+        free = shutil.disk_usage(disk.inside()).free
+        millrace.succeed("disk", "create", new, "--from", old)
+        millrace.succeed("disk", "create", larger, "--from", old, "--size", "64M")
+        assert free - shutil.disk_usage(disk.inside()).free < 4 << 20
+        assert new.read_bytes() == old.read_bytes() and larger.read_bytes() == old.read_bytes() + bytes(32 << 20)
+        # Each has its own blocks when it is written to.
+        with open(new, "r+b") as file:
+            file.write(b"new")
+        assert new.read_bytes()[3:] == old.read_bytes()[3:] and old.read_bytes()[:3] == larger.read_bytes()[:3] != b"new"
 
 
 def test_images_are_converted(tmp_path):
