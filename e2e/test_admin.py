@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import threading
@@ -129,12 +130,52 @@ def test_images_are_converted(tmp_path):
     millrace.succeed("disk", "convert", packed, again)
     assert again.read_bytes() == raw.read_bytes()
     assert "exists" in millrace.fail("disk", "convert", raw, again)
+    # A colon is not that of a protocol.
+    shutil.copy(raw, tmp_path / "vm:1.img")
+    millrace.succeed("disk", "convert", "vm:1.img", "vm:1.qcow2", cwd=tmp_path)
+    assert "convert" in millrace.fail("disk", "create", tmp_path / "wrong.img", "--from", packed)
+    left = {path.name for path in tmp_path.iterdir()}
+    assert left == {"raw.img", "packed.qcow2", "again.img", "vm:1.img", "vm:1.qcow2"}
     # The name decides: a guest may have written what looks like another format.
     packed.rename(tmp_path / "guest.img")
     millrace.succeed("disk", "convert", tmp_path / "guest.img", tmp_path / "copy.img")
     assert (tmp_path / "copy.img").read_bytes()[:4] == b"QFI\xfb"
     assert "qemu-img" in millrace.fail("disk", "convert", tmp_path / "none.img", tmp_path / "wrong.qcow2")
     assert not (tmp_path / "wrong.qcow2").exists()
+
+
+def test_an_image_that_names_a_file_of_this_machine_is_not_converted(tmp_path):
+    """Whoever has made it would get what is in there."""
+    secret, outside = tmp_path / "secret", tmp_path / "outside.qcow2"
+    secret.write_bytes(b"secret" * 1000)
+    for words in (["-F", "raw", "-b", secret], ["-o", f"data_file={tmp_path / 'data'}"]):
+        subprocess.run(["qemu-img", "create", "-q", "-f", "qcow2", *words, outside, "1M"], check=True)
+        said = millrace.fail("disk", "convert", outside, tmp_path / "new.img")
+        assert "another file" in said and str(words[-1]).rpartition("/")[2] in said
+        assert not (tmp_path / "new.img").exists()
+        millrace.succeed("disk", "convert", outside, tmp_path / "new.img", "--with-backing")
+        (tmp_path / "new.img").unlink()
+
+
+@pytest.mark.parametrize("command", ["create", "convert"])
+def test_an_image_has_its_name_when_it_is_whole(tmp_path, command):
+    old, new = tmp_path / "old.img", tmp_path / "new.img"
+    old.write_bytes(os.urandom(200 << 20))
+    words = ["create", new, "--from", old] if command == "create" else ["convert", old, new]
+    maker = subprocess.Popen([millrace.BINARY, "disk", *words], start_new_session=True)
+    partial = guest.wait_for("some of it", lambda: next(tmp_path.glob(".new.img.*.partial"), None))
+    os.killpg(maker.pid, signal.SIGKILL)
+    maker.wait()
+    assert not new.exists() and partial.exists()
+    millrace.succeed("disk", *words)
+    assert new.read_bytes() == old.read_bytes()
+
+
+def test_a_copy_has_the_last_bytes_that_are_no_block(tmp_path):
+    old, new = tmp_path / "old.img", tmp_path / "new.img"
+    old.write_bytes(os.urandom(10_001))
+    millrace.succeed("disk", "create", new, "--from", old)
+    assert new.read_bytes() == old.read_bytes() + bytes(12_288 - 10_001)
 
 
 def test_disks_are_attached_listed_and_detached(node, tmp_path):

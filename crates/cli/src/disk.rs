@@ -15,13 +15,13 @@ use crate::output::{Out, table, thousands};
 pub fn run(command: DiskCommand) -> Result<(), Failure> {
     match command {
         DiskCommand::Create { path, size, preallocate, from } => match (from, size) {
-            (Some(from), size) => create_from(path, &from, size),
-            (None, Some(size)) => create_image(path, size.0, preallocate),
+            (Some(from), size) => create_from(&path, &from, size),
+            (None, Some(size)) => create_image(&path, size.0, preallocate),
             // The parser wants one of the two.
             (None, None) => Err(Failure::new("how large? --size SIZE, or --from an image")),
         },
-        DiskCommand::Convert { from, to, from_format, format } => {
-            convert(&from, &to, from_format, format)
+        DiskCommand::Convert { from, to, from_format, format, with_backing } => {
+            convert(&from, &to, from_format, format, with_backing)
         }
         DiskCommand::List { node } => list(&node),
         DiskCommand::Attach { spec, incoming, node } => attach(spec, incoming, &node),

@@ -47,12 +47,63 @@ impl ImageFormat {
     }
 }
 
+/// A new image until it is whole. Until then it has a name of its own beside its place, so that one
+/// that was left by a command that was killed is not taken for an image.
+struct Unfinished {
+    path: PathBuf,
+    place: PathBuf,
+}
+
+#[expect(clippy::disallowed_methods, reason = "a tool, on a core that does nothing else, or none")]
+impl Unfinished {
+    fn new(place: &Path) -> Result<Unfinished, Failure> {
+        if std::fs::symlink_metadata(place).is_ok() {
+            return Err(cannot_create(place, &std::io::ErrorKind::AlreadyExists.into()));
+        }
+        let mut name = std::ffi::OsString::from(".");
+        name.push(place.file_name().unwrap_or_default());
+        name.push(format!(".{}.partial", std::process::id()));
+        Ok(Unfinished { path: directory_of(place).join(name), place: place.to_owned() })
+    }
+
+    /// Puts the whole image in its place, durably.
+    fn finish(self) -> Result<(), Failure> {
+        self.put().map_err(|error| cannot_create(&self.place, &error))
+    }
+
+    fn put(&self) -> std::io::Result<()> {
+        std::fs::File::open(&self.path)?.sync_all()?;
+        // A second name, because a rename would replace an image that somebody has made meanwhile.
+        match std::fs::hard_link(&self.path, &self.place) {
+            Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => {
+                // A file system without them.
+                use rustix::fs::{CWD, RenameFlags, renameat_with};
+                renameat_with(CWD, &self.path, CWD, &self.place, RenameFlags::NOREPLACE)?;
+            }
+            linked => linked?,
+        }
+        std::fs::File::open(directory_of(&self.place))?.sync_all()
+    }
+}
+
+#[expect(clippy::disallowed_methods, reason = "as above")]
+impl Drop for Unfinished {
+    fn drop(&mut self) {
+        // It may not have been made, or it was renamed.
+        let _ = std::fs::remove_file(&self.path);
+    }
+}
+
 /// Creates an image file of so many bytes.
-pub fn create_image(path: PathBuf, size: u64, preallocate: bool) -> Result<(), Failure> {
+pub fn create_image(path: &Path, size: u64, preallocate: bool) -> Result<(), Failure> {
     check_size(size)?;
+    let new = Unfinished::new(path)?;
+    let (partial, place) = (new.path.clone(), path.to_owned());
     on_core(DriverKind::Auto, async move |core| {
-        make(&core, &path, size, preallocate).await.map_err(|error| cannot_create(&path, &error))
-    })
+        let made = make(&core, &partial, size, preallocate).await;
+        made.map_err(|error| cannot_create(&place, &error))
+    })?;
+    new.finish()
 }
 
 fn check_size(size: u64) -> Result<(), Failure> {
@@ -77,18 +128,10 @@ fn cannot_create(path: &Path, error: &std::io::Error) -> Failure {
 
 async fn make(core: &Core, path: &Path, size: u64, preallocate: bool) -> std::io::Result<()> {
     let file = core.attach(&core.open_for_writing(path, Opening::New, Mode::Buffered).await?);
-    let filled = async {
-        match preallocate {
-            true => file.allocate(size).await?,
-            false => file.set_len(size).await?,
-        }
-        file.sync_data().await
-    };
-    if let Err(error) = filled.await {
-        core.remove(path).await?;
-        return Err(error);
+    match preallocate {
+        true => file.allocate(size).await,
+        false => file.set_len(size).await,
     }
-    core.sync_dir(directory_of(path)).await
 }
 
 fn directory_of(path: &Path) -> &Path {
@@ -100,55 +143,85 @@ fn directory_of(path: &Path) -> &Path {
 
 /// Creates an image file as a copy of an image, a block device or the export of an NBD server, that
 /// nobody writes to. It is larger if `size` says so.
-pub fn create_from(path: PathBuf, from: &str, size: Option<Size>) -> Result<(), Failure> {
+pub fn create_from(path: &Path, from: &str, size: Option<Size>) -> Result<(), Failure> {
+    if !is_uri(from) && ImageFormat::of(Path::new(from)) != ImageFormat::Raw {
+        let what = format!("{from} is an image in the format qcow2, by its name");
+        return Err(Failure::new(what).hint("use `millrace disk convert`"));
+    }
     let uri = read_only(from);
+    let new = Unfinished::new(path)?;
+    let (partial, place) = (new.path.clone(), path.to_owned());
     on_core(DriverKind::Auto, async move |core| {
         let failed = |error: bdev::Error| Failure::new(error.to_string());
         let source = Bdev::open(&core, &uri).await.map_err(failed)?;
-        let has = source.size_bytes();
+        let image = node::image_of(&uri);
+        let has = image.as_deref().and_then(length).unwrap_or(0).max(source.size_bytes());
         let size = size.map_or(has.next_multiple_of(IMAGE_BLOCK), |size| size.0);
         check_size(size)?;
         if size < has {
             let what = format!("{} has {}, which is more than {}", uri, Size(has), Size(size));
             return Err(Failure::new(what));
         }
-        make(&core, &path, size, false).await.map_err(|error| cannot_create(&path, &error))?;
-        let copied = async {
-            if is_clone(&uri, &path, size).map_err(|error| cannot_create(&path, &error))? {
-                return Ok(());
-            }
-            copy(&core, &source, &path).await.map_err(failed)
-        };
-        let copied = copied.await;
-        if copied.is_err() {
-            // It is of no use.
-            let _ = core.remove(&path).await;
+        let cannot = |error| cannot_create(&place, &error);
+        make(&core, &partial, size, false).await.map_err(cannot)?;
+        if let Some(image) = &image
+            && is_clone(image, &partial, size).map_err(cannot)?
+        {
+            return Ok(());
         }
-        copied
-    })
+        copy(&core, &source, &partial).await.map_err(failed)?;
+        match image {
+            Some(image) => copy_rest(&image, &partial, source.size_bytes()).map_err(cannot),
+            None => Ok(()),
+        }
+    })?;
+    new.finish()
+}
+
+/// Whether what a copy is made of is a URI, not the path of an image.
+fn is_uri(from: &str) -> bool {
+    from.starts_with("file:") || is_remote(from)
+}
+
+/// The length of an image file; none of what is no file.
+#[expect(clippy::disallowed_methods, reason = "a tool, on a core that does nothing else")]
+fn length(image: &Path) -> Option<u64> {
+    let metadata = std::fs::metadata(image).ok()?;
+    metadata.is_file().then(|| metadata.len())
+}
+
+/// Copies the last bytes of an image, which are no whole block: a device leaves them out.
+#[expect(clippy::disallowed_methods, reason = "a tool, on a core that does nothing else")]
+fn copy_rest(image: &Path, path: &Path, from: u64) -> std::io::Result<()> {
+    use std::os::unix::fs::FileExt;
+    let Some(length) = length(image).filter(|length| *length > from) else { return Ok(()) };
+    let mut rest = vec![0; (length - from) as usize];
+    std::fs::File::open(image)?.read_exact_at(&mut rest, from)?;
+    std::fs::OpenOptions::new().write(true).open(path)?.write_all_at(&rest, from)
 }
 
 /// The URI of a device, for reading. An image may be written as its path only.
 fn read_only(from: &str) -> String {
-    let uri = match from.starts_with("file:") || is_remote(from) {
+    let uri = match is_uri(from) {
         true => from.to_owned(),
         false => file_uri(Path::new(from)),
     };
+    if uri.contains("?readonly=on") || uri.contains("&readonly=on") {
+        return uri;
+    }
     let separator = if uri.contains('?') { '&' } else { '?' };
     format!("{uri}{separator}readonly=on")
 }
 
 /// Lets the new file share the blocks of the other one, where the file system can (XFS, Btrfs).
 #[expect(clippy::disallowed_methods, reason = "a tool, on a core that does nothing else")]
-fn is_clone(uri: &str, path: &Path, size: u64) -> std::io::Result<bool> {
-    let Some(from) = node::image_of(uri) else { return Ok(false) };
-    let from = std::fs::File::open(from)?;
+fn is_clone(image: &Path, path: &Path, size: u64) -> std::io::Result<bool> {
+    let from = std::fs::File::open(image)?;
     let to = std::fs::OpenOptions::new().write(true).open(path)?;
     if rustix::fs::ioctl_ficlone(&to, &from).is_err() {
         return Ok(false);
     }
     to.set_len(size)?;
-    to.sync_data()?;
     Ok(true)
 }
 
@@ -175,47 +248,66 @@ async fn copy(core: &Core, source: &Bdev, path: &Path) -> Result<(), bdev::Error
     copy.flush().await
 }
 
-/// Converts an image with qemu-img.
+/// Converts an image with qemu-img. `with_backing`: also one that needs other files.
 pub fn convert(
     from: &Path,
     to: &Path,
     from_format: Option<ImageFormat>,
     format: Option<ImageFormat>,
+    with_backing: bool,
 ) -> Result<(), Failure> {
-    if to.exists() {
-        return Err(Failure::new(format!("{} exists", to.display())).hint("nothing was changed"));
-    }
     let from_format = from_format.unwrap_or_else(|| ImageFormat::of(from));
     let format = format.unwrap_or_else(|| ImageFormat::of(to));
+    let new = Unfinished::new(to)?;
+    if !with_backing && let Some(other) = other_file(from, from_format)? {
+        let what = format!("{} takes data from another file: {other}", from.display());
+        return Err(Failure::new(what)
+            .hint("the copy would contain it; use --with-backing if that is what you want"));
+    }
     let mut command = Command::new(QEMU_IMG);
     command.args(["convert", "-p", "-f", from_format.name(), "-O", format.name(), "--"]);
-    command.arg(from).arg(to).stdin(Stdio::null());
+    command.arg(no_protocol(from)).arg(no_protocol(&new.path)).stdin(Stdio::null());
     // Its progress belongs with the messages.
     command.stdout(std::io::stderr());
     if !std::io::IsTerminal::is_terminal(&std::io::stderr()) {
         command.stdout(Stdio::null());
     }
-    let status = command.status().map_err(|error| {
-        Failure::new(format!("cannot run {QEMU_IMG}: {error}"))
-            .hint("it is in the package qemu-utils (apt-get install qemu-utils)")
-    })?;
+    let status = command.status().map_err(|error| cannot_run(&error))?;
     if !status.success() {
-        unmake(to);
         return Err(Failure::new(format!("{QEMU_IMG} has failed ({status})")));
     }
-    sync(to).map_err(|error| Failure::new(format!("{}: {error}", to.display())))
+    new.finish()
 }
 
-#[expect(clippy::disallowed_methods, reason = "a tool, on no core")]
-fn unmake(path: &Path) {
-    // It may not have been made.
-    let _ = std::fs::remove_file(path);
+fn cannot_run(error: &std::io::Error) -> Failure {
+    Failure::new(format!("cannot run {QEMU_IMG}: {error}"))
+        .hint("it is in the package qemu-utils (apt-get install qemu-utils)")
 }
 
-#[expect(clippy::disallowed_methods, reason = "a tool, on no core")]
-fn sync(path: &Path) -> std::io::Result<()> {
-    std::fs::File::open(path)?.sync_all()?;
-    std::fs::File::open(directory_of(path))?.sync_all()
+/// A path as qemu-img takes it: it looks for a protocol before a colon.
+fn no_protocol(path: &Path) -> PathBuf {
+    if path.is_absolute() { path.to_owned() } else { Path::new(".").join(path) }
+}
+
+/// The file that an image names as its backing file, or as that of its data. Whoever has made the
+/// image has chosen it, and it may be any file of this machine.
+fn other_file(image: &Path, format: ImageFormat) -> Result<Option<String>, Failure> {
+    if format == ImageFormat::Raw {
+        return Ok(None);
+    }
+    let mut command = Command::new(QEMU_IMG);
+    command.args(["info", "--output=json", "-f", format.name(), "--"]).arg(no_protocol(image));
+    let done = command.stdin(Stdio::null()).output().map_err(|error| cannot_run(&error))?;
+    let info: serde_json::Value = match done.status.success() {
+        true => serde_json::from_slice(&done.stdout).unwrap_or_default(),
+        false => serde_json::Value::Null,
+    };
+    if !info.is_object() {
+        let said = String::from_utf8_lossy(&done.stderr);
+        return Err(Failure::new(format!("{QEMU_IMG} cannot read it: {}", said.trim())));
+    }
+    let named = [&info["backing-filename"], &info["format-specific"]["data"]["data-file"]];
+    Ok(named.into_iter().find_map(|name| name.as_str().map(str::to_owned)))
 }
 
 #[cfg(test)]
@@ -228,6 +320,7 @@ mod tests {
         assert_eq!(read_only("file:a.img"), "file:a.img?readonly=on");
         assert_eq!(read_only("file:a.img?direct=off"), "file:a.img?direct=off&readonly=on");
         assert_eq!(read_only("nbd://h/x"), "nbd://h/x?readonly=on");
+        assert_eq!(read_only("file:a.img?readonly=on"), "file:a.img?readonly=on");
     }
 
     #[test]

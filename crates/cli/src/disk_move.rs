@@ -108,7 +108,7 @@ fn make_image(admin: &mut Admin, name: &str, uri: &str) -> Result<Option<PathBuf
     let disk = array(&all, "disks").iter().find(|disk| disk["name"] == name);
     // The node says what is wrong with the name.
     let Some(size) = disk.and_then(|disk| disk["size_bytes"].as_u64()) else { return Ok(None) };
-    create_image(path.clone(), size, false)?;
+    create_image(&path, size, false)?;
     Ok(Some(path))
 }
 

@@ -69,6 +69,9 @@ pub enum DiskCommand {
         /// The format of the new image
         #[arg(long, value_name = "FORMAT")]
         format: Option<ImageFormat>,
+        /// Also convert an image that takes data from another file, which it names
+        #[arg(long)]
+        with_backing: bool,
     },
     /// List the disks of a running node
     #[command(after_help = "Examples:\n  \
