@@ -70,6 +70,54 @@ def test_a_front_end_that_reads_nothing_delays_no_upgrade_and_no_end(tmp_path, s
         del again, operator
 
 
+@contextlib.contextmanager
+def lingering():
+    """A socket whose last close blocks until the returned function has been called."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        blocks = socket.create_connection(listener.getsockname())
+        reads, _ = listener.accept()
+        blocks.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 600))
+        blocks.setblocking(False)
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                blocks.send(bytes(1 << 16))
+        with reads:
+            yield blocks, lambda: reads.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0)) or reads.close()
+
+
+@pytest.mark.parametrize("inside", [False, True], ids=["itself", "in a socket"])
+def test_a_descriptor_whose_close_blocks_hurts_its_sender_only(tmp_path, inside):
+    with Node(tmp_path, specs=[spec(tmp_path, name, "mem:16M") for name in ("bad", "good")]) as node, lingering() as (blocks, release):
+        bad = connect(tmp_path, "bad")
+        sent = blocks
+        if inside:
+            sent, theirs = socket.socketpair()
+            socket.send_fds(theirs, [b"x"], [blocks.fileno()])
+            theirs.close()
+            blocks.close()
+        # A part of a message: the node never sees it.
+        socket.send_fds(bad, [GET_FEATURES[:1]], [sent.fileno()])
+        sent.close()
+        guest.wait_for("its end", lambda: "a descriptor could block" in node.said(), saw=node.said)
+        bad.settimeout(20)
+        assert bad.recv(1) == b""
+        # Others come and go meanwhile, and their memory is released.
+        for _ in range(3):
+            command = [millrace.BINARY, "bench", "vdisk", "--seconds", "0.2", "--socket", tmp_path / "good.sock"]
+            assert subprocess.run(command, capture_output=True).returncode == 0
+        descriptors = len(list(pathlib.Path(f"/proc/{node.process.pid}/fd").iterdir()))
+        guest.wait_for("their descriptors", lambda: len(list(pathlib.Path(f"/proc/{node.process.pid}/fd").iterdir())) <= descriptors)
+        again = connect(tmp_path, "bad")
+        again.settimeout(0.5)
+        again.sendall(GET_FEATURES)
+        with pytest.raises(TimeoutError):
+            again.recv(REPLY_BYTES)
+        release()
+        again.settimeout(20)
+        assert len(again.recv(REPLY_BYTES, socket.MSG_WAITALL)) == REPLY_BYTES
+        node.do("detach", "bad", "--force")
+
+
 # A device that does not answer for the duration of a test.
 HANGS = "delay:read=600s|mem:64M"
 

@@ -3,9 +3,11 @@
 import contextlib
 import json
 import os
+import pathlib
 import random
 import re
 import signal
+import socket
 import subprocess
 import threading
 import time
@@ -328,18 +330,45 @@ def test_a_node_that_dies_again_and_again_is_given_up(tmp_path):
         node.start()
 
 
-def test_a_program_that_does_not_start_ends_nothing(tmp_path):
+def is_served(path):
+    use = [millrace.BINARY, "bench", "vdisk", "--socket", str(path), "--seconds", "0.2", "--json"]
+    return subprocess.run(use, capture_output=True).returncode == 0
+
+
+@pytest.mark.parametrize("how", ["exits", "is gone"])
+def test_a_program_that_does_not_start_ends_nothing(tmp_path, how):
     """The file under the program's name is broken when the node dies: the launcher starts its own program."""
     spec = f"name=a uri=null:1G socket={tmp_path / 'a.sock'} queues=2"
     with own_program(tmp_path) as (own, put), Disks(tmp_path / "log", spec, binary=own) as node:
         guest.wait_for("the node", lambda: " serves " in node.said() or "serving" in node.said())
-        put("#!/bin/sh\nexit 7\n")
+        if how == "exits":
+            put("#!/bin/sh\nexit 7\n")
+        else:
+            own.unlink()
         for nth in range(1, 4):
             kill_and_wait(node)
-            use = [millrace.BINARY, "bench", "vdisk", "--socket", str(tmp_path / "a.sock"), "--seconds", "0.2", "--json"]
-            guest.wait_for(f"life {nth}", lambda: subprocess.run(use, capture_output=True).returncode == 0)
+            guest.wait_for(f"life {nth}", lambda: is_served(tmp_path / "a.sock"))
         assert node.process.poll() is None
-        assert "the launcher's own is started" in node.said()
+        assert "the launcher's own program is started" in node.said()
+
+
+def test_a_node_that_cannot_start_is_tried_again(tmp_path):
+    """Another process has taken its address when it died."""
+    port = millrace.free_port()
+    specs = [spec(tmp_path, "a", "mem:8M")]
+    with Node(tmp_path, "--metrics", f"127.0.0.1:{port}", specs=specs) as node, contextlib.ExitStack() as stack:
+        os.kill(node.process.pid, signal.SIGSTOP)
+        kill(node)
+        guest.wait_for("the address", lambda: takes(stack, port))
+        os.kill(node.process.pid, signal.SIGCONT)
+        guest.wait_for("an attempt", lambda: re.search(r"exit code \d+\): starting it again", node.said()), saw=node.said)
+        stack.close()
+        guest.wait_for("the node", lambda: is_served(tmp_path / "a.sock"))
+
+
+def takes(stack, port):
+    with contextlib.suppress(OSError):
+        return stack.enter_context(socket.create_server(("127.0.0.1", port)))
 
 
 def test_the_waits_of_a_guest_around_kills_are_measured(tmp_path):

@@ -187,7 +187,7 @@ fn is_uri(from: &str) -> bool {
 #[expect(clippy::disallowed_methods, reason = "a tool, on a core that does nothing else")]
 fn length(image: &Path) -> Option<u64> {
     let metadata = std::fs::metadata(image).ok()?;
-    metadata.is_file().then(|| metadata.len())
+    metadata.is_file().then_some(metadata.len())
 }
 
 /// Copies the last bytes of an image, which are no whole block: a device leaves them out.

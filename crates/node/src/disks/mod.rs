@@ -567,7 +567,11 @@ impl Disks {
         let served: Vec<_> =
             all.into_iter().filter_map(|disk| Some((disk.spec, disk.serving.ok()?))).collect();
         for (_, serving) in &served {
-            serving.target.stop();
+            // After a handover only those are served here that the successor has died without.
+            match self.left.get() {
+                true => serving.target.leave(),
+                false => serving.target.stop(),
+            }
         }
         let until_ns = core.now_ns() + STOP_NS;
         for (spec, serving) in served {

@@ -118,6 +118,11 @@ impl Question {
         Question { number: 0, body: text.as_bytes().to_vec(), descriptors: Vec::new() }
     }
 
+    /// The length of its text in bytes.
+    pub fn length(&self) -> usize {
+        self.body.len()
+    }
+
     /// Decodes the question.
     pub fn read<T: DeserializeOwned>(&self) -> Result<T, Error> {
         read(&self.body)

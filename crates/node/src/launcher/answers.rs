@@ -25,8 +25,10 @@ use crate::patience::{Exclusive, Patience, patiently};
 
 /// How long a node that has closed its socket may take to end.
 const END_NS: u64 = 1_000_000_000;
-/// Maximum number of disks being opened for a node.
-const OPENING_MAX: usize = DISKS_MAX;
+/// Maximum number of questions that are answered beside others: those of all disks.
+const OPENING_MAX: usize = 2 * DISKS_MAX;
+/// Maximum length of a question in bytes.
+const QUESTION_BYTES_MAX: usize = 64 << 10;
 
 /// A disk that a node has, or had when it died.
 pub(super) struct OpenDisk {
@@ -70,21 +72,28 @@ impl Launcher {
         self.core.spawn(Class::Control, async move {
             let node = attended;
             loop {
+                // Else a node that takes no answers could fill the memory.
+                launcher.changed.wait_until(|| node.opening() < OPENING_MAX).await;
                 let question = match node.channel.next().await {
-                    Ok(question) => question,
+                    Ok(question) if question.length() <= QUESTION_BYTES_MAX => question,
+                    Ok(_) => {
+                        break tracing::error!(pid = node.pid.as_raw(), "a question is too long");
+                    }
                     Err(why) => break tracing::debug!(pid = node.pid.as_raw(), "{why}"),
                 };
                 match question.read() {
-                    Ok(
-                        ToLauncher::Open { .. }
-                        | ToLauncher::OpenTarget { .. }
-                        | ToLauncher::Moved { .. }
-                        | ToLauncher::KeepTransfer { .. },
-                    ) => {
-                        launcher.open(&node, question);
+                    Ok(ToLauncher::Open { .. } | ToLauncher::OpenTarget { .. }) => {
+                        launcher.answer_beside(&node, question, false);
+                        continue;
+                    }
+                    Ok(ToLauncher::Moved { .. } | ToLauncher::KeepTransfer { .. }) => {
+                        launcher.answer_beside(&node, question, true);
                         continue;
                     }
                     Ok(ToLauncher::Begin { .. }) => {
+                        if node.begins() {
+                            break tracing::error!(pid = node.pid.as_raw(), "it begins again");
+                        }
                         launcher.begin(&node, question);
                         continue;
                     }
@@ -95,6 +104,8 @@ impl Launcher {
                     break tracing::warn!(pid = node.pid.as_raw(), "{why}");
                 }
             }
+            // The next node begins with what is stored.
+            launcher.changed.wait_until(|| node.storing() == 0).await;
             // A move ends with its node; a successor that has failed had none.
             if Rc::ptr_eq(&launcher.current.borrow(), &node) {
                 for (disk, to) in launcher.targets.take() {
@@ -129,23 +140,17 @@ impl Launcher {
         });
     }
 
-    /// Opens a disk for a node. That may take patience, so other requests do not wait for it.
-    fn open(self: &Rc<Self>, node: &Rc<Child>, question: Question) {
+    /// Answers a question beside others: the opening of a disk may take patience, and what is
+    /// stored is written durably.
+    fn answer_beside(self: &Rc<Self>, node: &Rc<Child>, question: Question, stores: bool) {
         let (launcher, node) = (self.clone(), node.clone());
+        let counted = node.count(stores);
         self.core.spawn(Class::Control, async move {
-            let count = node.opening();
-            node.set_opening(count + 1);
-            let answer = match count < OPENING_MAX {
-                true => launcher.answer(&node, &question).await,
-                false => Err(Error::new(
-                    Kind::System,
-                    format!("{OPENING_MAX} disks are being opened already"),
-                )),
-            };
+            let answer = launcher.answer(&node, &question).await;
             if let Err(why) = node.channel.answer(&question, answer).await {
                 tracing::warn!(pid = node.pid.as_raw(), "{why}");
             }
-            node.set_opening(node.opening() - 1);
+            drop(counted);
         });
     }
 
@@ -223,7 +228,7 @@ impl Launcher {
             }
             ToLauncher::Open { name } => {
                 let spec = self.named(&name)?;
-                self.open_disk(&spec).await
+                self.open_disk(node, &spec).await
             }
             ToLauncher::OpenTarget { name } => {
                 let ordered = |order: &Order| match order {
@@ -232,7 +237,7 @@ impl Launcher {
                 };
                 let uri = self.orders.borrow().iter().find_map(ordered);
                 let uri = uri.ok_or_else(|| unasked(&name, "moved"))?;
-                self.open_target(&DiskSpec { uri, ..self.named(&name)? }).await
+                self.open_target(node, &DiskSpec { uri, ..self.named(&name)? }).await
             }
             ToLauncher::DropTarget { name } => {
                 self.targets.borrow_mut().remove(&name);
@@ -388,8 +393,13 @@ impl Launcher {
     }
 
     /// Opens the device to which a disk is to be moved.
-    async fn open_target(&self, spec: &DiskSpec) -> Result<(Vec<u8>, Vec<OwnedFd>), Error> {
+    async fn open_target(
+        &self,
+        node: &Child,
+        spec: &DiskSpec,
+    ) -> Result<(Vec<u8>, Vec<OwnedFd>), Error> {
         let (Parts { descriptors, holes }, line) = self.resources.parts(spec).await?;
+        unless_ended(node)?;
         let failed = |error| Error::new(Kind::System, format!("disk {}: {error}", spec.name));
         let memory = memory_of(spec, &descriptors).map_err(failed)?;
         serve_line(&self.core, spec, line.as_ref()).map_err(failed)?;
@@ -400,7 +410,11 @@ impl Launcher {
     }
 
     /// Opens a disk for a node, or gives it the disk of a node that has died.
-    async fn open_disk(&self, spec: &DiskSpec) -> Result<(Vec<u8>, Vec<OwnedFd>), Error> {
+    async fn open_disk(
+        &self,
+        node: &Child,
+        spec: &DiskSpec,
+    ) -> Result<(Vec<u8>, Vec<OwnedFd>), Error> {
         let failed = |error: std::io::Error| {
             Error::new(Kind::System, format!("disk {}: {error}", spec.name))
         };
@@ -420,6 +434,7 @@ impl Launcher {
             Some((door, ..)) => door,
             None => FrontDoor::new(&self.core, &spec.name, self.resources.listen(spec).await?),
         };
+        unless_ended(node)?;
         let memory = memory_of(spec, &parts.descriptors).map_err(failed)?;
         serve_line(&self.core, spec, line.as_ref()).map_err(failed)?;
         let write_cache = self.resources.write_cache(&spec.socket);
@@ -499,6 +514,17 @@ pub(super) fn serve_line(
 
 pub(super) fn copies(descriptors: &[OwnedFd]) -> std::io::Result<Vec<OwnedFd>> {
     descriptors.iter().map(OwnedFd::try_clone).collect()
+}
+
+/// Refuses what a node has asked for that has ended meanwhile: another one may have it.
+///
+/// # Errors
+/// Then.
+fn unless_ended(node: &Child) -> Result<(), Error> {
+    match node.has_ended() {
+        true => Err(Error::new(Kind::System, "it has ended")),
+        false => Ok(()),
+    }
 }
 
 fn unasked(name: &str, done: &str) -> Error {

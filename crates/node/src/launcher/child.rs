@@ -60,8 +60,12 @@ pub(super) struct Child {
     serving: Cell<bool>,
     /// Memory in which its cores note what they are working on.
     pub(super) work: RefCell<Option<OwnedFd>>,
-    /// The number of disks being opened for it.
+    /// It has asked to begin.
+    begins: Cell<bool>,
+    /// The number of its questions that are answered beside others.
     opening: Cell<usize>,
+    /// The number of those whose answer is stored first.
+    storing: Cell<usize>,
     ended: Cell<Option<WaitStatus>>,
     survivor: RefCell<Option<OtherProcess>>,
     /// It has ended, and its survivor, too.
@@ -91,7 +95,9 @@ impl Child {
             was_spare: false,
             serving: Cell::new(false),
             work: RefCell::default(),
+            begins: Cell::new(false),
             opening: Cell::new(0),
+            storing: Cell::new(0),
             ended: Cell::new(None),
             survivor: RefCell::default(),
             buried: Cell::new(false),
@@ -107,6 +113,11 @@ impl Child {
     pub(super) fn set_begun(&self, begun: Result<(), String>) {
         self.begun.replace(Some(begun));
         self.changed.notify_all();
+    }
+
+    /// Notes that it has asked to begin; returns whether it had before.
+    pub(super) fn begins(&self) -> bool {
+        self.begins.replace(true)
     }
 
     /// Whether it stands ready, and has to wait.
@@ -134,14 +145,22 @@ impl Child {
         self.changed.notify_all();
     }
 
-    /// The number of disks being opened for it.
+    /// The number of its questions that are answered beside others: disks being opened, and what
+    /// is stored for a move.
     pub(super) fn opening(&self) -> usize {
         self.opening.get()
     }
 
-    pub(super) fn set_opening(&self, opening: usize) {
-        self.opening.set(opening);
-        self.changed.notify_all();
+    /// The number of those whose answer is stored first.
+    pub(super) fn storing(&self) -> usize {
+        self.storing.get()
+    }
+
+    /// Counts a question that is answered beside others, until the result is dropped.
+    pub(super) fn count(self: &Rc<Self>, stores: bool) -> Counted {
+        self.opening.set(self.opening.get() + 1);
+        self.storing.set(self.storing.get() + usize::from(stores));
+        Counted { node: self.clone(), stores }
     }
 
     /// Its exit status, if it has ended.
@@ -229,6 +248,21 @@ impl Child {
     /// Waits until it has ended.
     pub(super) async fn until_it_ends(&self) {
         self.changed.wait_until(|| self.has_ended()).await;
+    }
+}
+
+/// A question that is being answered.
+pub(super) struct Counted {
+    node: Rc<Child>,
+    stores: bool,
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        let Child { opening, storing, changed, .. } = &*self.node;
+        opening.set(opening.get() - 1);
+        storing.set(storing.get() - usize::from(self.stores));
+        changed.notify_all();
     }
 }
 

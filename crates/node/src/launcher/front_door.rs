@@ -12,6 +12,10 @@
 //!    connection, and closes it, too. If the node wants the end, it says so first: a socket that is
 //!    closed without a word is that of a node that has died.
 //!
+//! A descriptor of a front end is only kept when it was admitted ([`reactor::may_admit`]): else
+//! closing it could block all disks. Those that are refused are closed on a thread, and until then
+//! nobody else connects to the disk.
+//!
 //! All state is here and none in a future, so the task may be dropped and started again at any
 //! time: [`FrontDoor::freeze`], before the launcher's program is replaced. After each change it is
 //! recorded ([`FrontDoor::keep`]) if a service manager keeps it for the next launcher.
@@ -19,7 +23,7 @@
 use std::cell::{Cell, RefCell};
 use std::future::pending;
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::rc::Rc;
 
 use reactor::{
@@ -50,6 +54,8 @@ pub(crate) struct FrontDoor {
     closed: Cell<bool>,
     /// The number of nodes that were attached.
     attached: Cell<u64>,
+    /// The number of threads that close descriptors which were not admitted.
+    closing: Cell<usize>,
     /// Where the state is kept for another launcher.
     kept: RefCell<Option<Kept>>,
     /// Notified after each change of these by anyone but the task.
@@ -66,6 +72,8 @@ struct Session {
     keeper: Keeper,
     /// The node has the open message.
     told: bool,
+    /// What has come with descriptors that are not admitted yet.
+    arrived: Option<(Vec<u8>, Rc<Vec<OwnedFd>>)>,
 }
 
 /// How many bytes came from a front end, and the descriptors with them.
@@ -73,6 +81,8 @@ type Bytes = (usize, Vec<OwnedFd>);
 
 /// What the connection waits for.
 enum Due {
+    /// These descriptors are to be admitted.
+    Admit(Rc<Vec<OwnedFd>>),
     /// A reply has to be sent.
     Reply(UnixSocket),
     /// Bytes of the front end, at most so many; packets of the node.
@@ -136,7 +146,18 @@ impl Session {
         }
     }
 
+    /// Takes what has come from the front end.
+    fn push(&mut self, name: &str, bytes: &[u8], descriptors: Vec<OwnedFd>) {
+        if let Err(why) = self.keeper.push(bytes, descriptors) {
+            tracing::warn!(disk = name, "the connection was closed: {why}");
+            self.end();
+        }
+    }
+
     fn due(&mut self) -> Due {
+        if let Some((_, descriptors)) = &self.arrived {
+            return Due::Admit(descriptors.clone());
+        }
         if let (Some(socket), Some(_)) = (&self.socket, self.keeper.reply()) {
             return Due::Reply(socket.clone());
         }
@@ -177,6 +198,7 @@ impl FrontDoor {
             session: RefCell::default(),
             closed: Cell::new(false),
             attached: Cell::new(0),
+            closing: Cell::new(0),
             kept: RefCell::default(),
             changed: Event::new(),
             task: RefCell::default(),
@@ -285,11 +307,8 @@ impl FrontDoor {
     fn keep(&self) {
         let kept = self.kept.borrow();
         let Some(kept) = &*kept else { return };
-        match self.state(false) {
-            Ok((state, descriptors)) => kept.record(state, &descriptors),
-            Err(error) => {
-                tracing::error!(disk = self.name, "a killed launcher would lose it: {error}");
-            }
+        if self.session.borrow().as_ref().is_none_or(|session| session.arrived.is_none()) {
+            self.with_state(false, |state, descriptors| kept.record(state, descriptors));
         }
     }
 
@@ -297,6 +316,17 @@ impl FrontDoor {
     pub(crate) fn freeze(&self) {
         if let Some(task) = self.task.take() {
             task.cancel();
+        }
+        if let Some(session) = &mut *self.session.borrow_mut()
+            && let Some((bytes, descriptors)) = session.arrived.take()
+        {
+            // The node looks at them, too.
+            let own = Rc::try_unwrap(descriptors);
+            let own = own.or_else(|shared| shared.iter().map(OwnedFd::try_clone).collect());
+            match own {
+                Ok(own) => session.push(&self.name, &bytes, own),
+                Err::<_, io::Error>(_) => session.end(),
+            }
         }
     }
 
@@ -325,7 +355,8 @@ impl FrontDoor {
 
     /// Waits for a node and for a front end.
     async fn accept(&self) {
-        self.changed.wait_until(|| self.closed.get() || self.door.borrow().is_some()).await;
+        let ready = || self.door.borrow().is_some() && self.closing.get() == 0;
+        self.changed.wait_until(|| self.closed.get() || ready()).await;
         let closed = self.changed.wait_until(|| self.closed.get());
         let socket = match race(closed, self.listener.accept()).await {
             Either::First(()) => return,
@@ -336,7 +367,8 @@ impl FrontDoor {
             }
         };
         let keeper = Keeper::new(socket.peer_pid().unwrap_or(0));
-        let session = Session { socket: Some(socket), packets: None, keeper, told: false };
+        let session =
+            Session { socket: Some(socket), packets: None, keeper, told: false, arrived: None };
         self.session.replace(Some(session));
     }
 
@@ -353,6 +385,7 @@ impl FrontDoor {
                 Ok(()) => return,
                 Err(error) if has_gone(&error) => {
                     // The node has died; the next one gets it.
+                    self.door.replace(None);
                     return tracing::debug!(disk = self.name, "passing a connection on: {error}");
                 }
                 // The system has no descriptors left, for example.
@@ -365,7 +398,7 @@ impl FrontDoor {
     }
 
     /// Serves the connection to its end.
-    async fn serve(&self) {
+    async fn serve(self: &Rc<Self>) {
         let mut bytes = Vec::new();
         loop {
             let attached = self.attached.get();
@@ -375,6 +408,18 @@ impl FrontDoor {
             };
             let (front_end, packets) = match due {
                 Due::Over => return,
+                Due::Admit(descriptors) => {
+                    let closes = self.changed.wait_until(|| self.closed.get());
+                    let admitted = reactor::may_admit(&self.core, &descriptors);
+                    let admitted = match race(admitted, closes).await {
+                        Either::First(admitted) => admitted,
+                        Either::Second(()) => Ok(false),
+                    };
+                    drop(descriptors);
+                    self.admit(admitted);
+                    self.keep();
+                    continue;
+                }
                 Due::Reply(socket) => {
                     self.reply(&socket).await;
                     self.keep();
@@ -395,41 +440,78 @@ impl FrontDoor {
                     None => pending().await,
                 }
             };
+            let is_lost = packets.is_none() && self.door.borrow().is_some();
             let from_node = async {
                 match packets {
-                    Some(packets) => packets.recv(PACKET_BYTES_MAX).await,
+                    Some(packets) => Some(packets.recv(PACKET_BYTES_MAX).await),
+                    // A node that is alive could not take it.
+                    None if is_lost => {
+                        self.core.sleep_ns(ACCEPT_NS).await;
+                        None
+                    }
                     None => pending().await,
                 }
             };
-            let step = race(changed, race(from_node, from_front_end)).await;
-            self.step(step, &bytes);
+            match race(changed, race(from_node, from_front_end)).await {
+                Either::First(()) => {}
+                Either::Second(Either::First(Some(packet))) => self.take(packet),
+                Either::Second(Either::First(None)) => self.pass_on().await,
+                Either::Second(Either::Second(received)) => self.push(received, &bytes),
+            }
             self.keep();
         }
     }
 
-    /// Takes what has come from the node or the front end.
-    fn step(&self, step: Either<(), Either<io::Result<Packet>, io::Result<Bytes>>>, bytes: &[u8]) {
-        let mut session = self.session.borrow_mut();
-        let Some(session) = &mut *session else { return };
-        match step {
-            Either::First(()) => {}
-            Either::Second(Either::First(Ok(packet))) if !packet.0.is_empty() => {
-                session.take(&self.name, packet);
-            }
+    /// Takes what has come from the node.
+    fn take(&self, packet: io::Result<Packet>) {
+        let Some(session) = &mut *self.session.borrow_mut() else { return };
+        match packet {
+            Ok(packet) if !packet.0.is_empty() => session.take(&self.name, packet),
             // The node has died, or has ended the connection.
-            Either::Second(Either::First(_)) => session.packets = None,
-            Either::Second(Either::Second(Ok((0, _)))) => session.end(),
-            Either::Second(Either::Second(Ok((_, descriptors)))) => {
-                if let Err(why) = session.keeper.push(bytes, descriptors) {
-                    tracing::warn!(disk = self.name, "the connection was closed: {why}");
-                    session.end();
-                }
+            _ => session.packets = None,
+        }
+    }
+
+    /// Takes what has come from the front end.
+    fn push(&self, received: io::Result<Bytes>, bytes: &[u8]) {
+        let Some(session) = &mut *self.session.borrow_mut() else { return };
+        match received {
+            Ok((0, _)) => session.end(),
+            Ok((_, descriptors)) if descriptors.is_empty() => {
+                session.push(&self.name, bytes, descriptors);
             }
-            Either::Second(Either::Second(Err(error))) => {
+            Ok((_, descriptors)) => session.arrived = Some((bytes.to_vec(), Rc::new(descriptors))),
+            Err(error) => {
                 tracing::warn!(disk = self.name, "the connection was closed: receiving: {error}");
                 session.end();
             }
         }
+    }
+
+    /// Takes what has arrived with descriptors, or closes the connection and them.
+    fn admit(self: &Rc<Self>, admitted: io::Result<bool>) {
+        let Some(session) = &mut *self.session.borrow_mut() else { return };
+        let Some((bytes, descriptors)) = session.arrived.take() else { return };
+        let Some(descriptors) = Rc::into_inner(descriptors) else { return session.end() };
+        let why = match admitted {
+            Ok(true) => {
+                self.kept.borrow().iter().for_each(|kept| kept.received(&bytes, &descriptors));
+                return session.push(&self.name, &bytes, descriptors);
+            }
+            Ok(false) => "a descriptor could block this process".to_owned(),
+            Err(error) => format!("a descriptor: {error}"),
+        };
+        tracing::warn!(disk = self.name, "the connection was closed: {why}");
+        session.end();
+        self.closing.set(self.closing.get() + 1);
+        let door = self.clone();
+        self.core.spawn(Class::Control, async move {
+            if let Err(error) = reactor::close_foreign(&door.core, descriptors).await {
+                tracing::error!(disk = door.name, "what is not closed stays open: {error}");
+            }
+            door.closing.set(door.closing.get() - 1);
+            door.changed.notify_all();
+        });
     }
 
     /// Receives from the front end.
@@ -439,13 +521,18 @@ impl FrontDoor {
         bytes: &mut Vec<u8>,
         most: usize,
     ) -> io::Result<(usize, Vec<OwnedFd>)> {
+        while vhost::is_background_full() {
+            self.core.sleep_ns(ROOM_NS).await;
+        }
         loop {
             socket.readable().await?;
             self.kept.borrow().iter().for_each(Kept::begin);
             match socket.try_recv(bytes, most) {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.keep(),
                 Ok((count @ 1.., descriptors)) => {
-                    self.kept.borrow().iter().for_each(|kept| kept.received(bytes, &descriptors));
+                    if descriptors.is_empty() {
+                        self.kept.borrow().iter().for_each(|kept| kept.received(bytes, &[]));
+                    }
                     return Ok((count, descriptors));
                 }
                 done => return done,
@@ -488,11 +575,18 @@ impl FrontDoor {
 
     /// Everything, for another program, while frozen.
     pub(crate) fn export(&self) -> io::Result<(DoorState, Vec<OwnedFd>)> {
-        self.state(true)
+        self.with_state(true, |state, descriptors| {
+            let own = descriptors.iter().map(|fd| fd.try_clone_to_owned());
+            Ok((state, own.collect::<io::Result<_>>()?))
+        })
     }
 
-    /// Everything, or everything but the node's door.
-    fn state(&self, with_door: bool) -> io::Result<(DoorState, Vec<OwnedFd>)> {
+    /// Calls `look` with everything, or with everything but the node's door.
+    fn with_state<T>(
+        &self,
+        with_door: bool,
+        look: impl FnOnce(DoorState, &[BorrowedFd<'_>]) -> T,
+    ) -> T {
         let (door, session) = (self.door.borrow(), self.session.borrow());
         let door = door.as_ref().filter(|_| with_door);
         let mut descriptors = vec![self.listener.as_fd()];
@@ -521,8 +615,7 @@ impl FrontDoor {
                 reply_descriptor: kept.reply_descriptor,
             });
         }
-        let own = descriptors.into_iter().map(|fd| fd.try_clone_to_owned());
-        Ok((state, own.collect::<io::Result<_>>()?))
+        look(state, &descriptors)
     }
 
     /// The inverse of [`FrontDoor::export`].
@@ -558,7 +651,13 @@ impl FrontDoor {
                     reply_descriptor: state.reply_descriptor,
                 };
                 let keeper = Keeper::import(kept, descriptors.collect()).ok_or_else(missing)?;
-                Some(Session { socket: Some(socket), packets, keeper, told: state.told })
+                Some(Session {
+                    socket: Some(socket),
+                    packets,
+                    keeper,
+                    told: state.told,
+                    arrived: None,
+                })
             }
         };
         let front_door = FrontDoor::new(core, name, listener);

@@ -103,6 +103,8 @@ const PAUSE_MAX_NS: u64 = 3_000_000_000;
 /// When a spare node is started after the node serves, and after a spare node has died.
 const SPARE_NS: u64 = 1_000_000_000;
 const SPARE_AGAIN_NS: u64 = 60_000_000_000;
+/// How long the predecessor of a node that has died may take to end.
+const PREDECESSOR_NS: u64 = 2_000_000_000;
 /// The program of this process, whatever has its name now.
 const THIS_PROGRAM: &str = "/proc/self/exe";
 /// How often the log file's name is checked.
@@ -182,6 +184,8 @@ struct Launcher {
     targets: RefCell<BTreeMap<String, MoveTarget>>,
     /// The node that serves, or is to serve.
     current: RefCell<Rc<Child>>,
+    /// The process that has handed over to the node, and may not have ended.
+    predecessor: RefCell<Option<Rc<Child>>>,
     /// The node that stands ready, or that has died while it did; where there is to be one.
     spare: RefCell<Option<Rc<Child>>>,
     /// A spare node is being started.
@@ -199,7 +203,7 @@ struct Launcher {
     poison: Poison,
     /// A node has served.
     has_served: Cell<bool>,
-    /// The node was started from this program because the one under its name does not start.
+    /// The node is started from this program because the one under its name does not start.
     uses_own: Cell<bool>,
     upgrading: Cell<bool>,
     /// The node hands its disks over to a successor: nothing is changed.
@@ -248,6 +252,7 @@ impl Launcher {
             open: RefCell::new(open),
             targets: RefCell::new(targets),
             current: RefCell::new(node.clone()),
+            predecessor: RefCell::default(),
             spare: RefCell::default(),
             starts_spare: Cell::new(false),
             metrics: config.metrics,
@@ -314,7 +319,8 @@ impl Launcher {
         let node = self.current.borrow().clone();
         node.until_it_is_buried().await;
         // A service manager starts the next launcher, which gets the connections from it.
-        let comes_again = matches!(status, WaitStatus::Signaled(..)) && self.store.is_some();
+        let failed = !matches!(status, WaitStatus::Exited(_, 0)) && self.has_served.get();
+        let comes_again = failed && self.store.is_some();
         if !comes_again || self.stopping.get() {
             self.remove_names();
         }
@@ -430,71 +436,83 @@ impl Launcher {
         }
     }
 
-    /// Starts a node again that a signal has ended. Returns false if that is not wanted, or not
-    /// possible.
-    async fn starts_again(self: &Rc<Self>, status: WaitStatus, deaths: u32) -> bool {
-        // The file under this program's name may have been replaced by another one.
-        let has_begun = self.current.borrow().begun().is_some_and(|begun| begun.is_ok());
-        let (signal, program) = match status {
-            WaitStatus::Signaled(_, signal, _) => (signal as i32, own_program()),
-            WaitStatus::Exited(..) if !has_begun && !self.uses_own.replace(true) => {
-                (0, Ok(THIS_PROGRAM.into()))
-            }
-            _ => return false,
-        };
+    /// Starts a node again that has ended although nobody has asked it to. Returns false if that is
+    /// not wanted, or not possible.
+    async fn starts_again(self: &Rc<Self>, status: WaitStatus, mut deaths: u32) -> bool {
         self.has_served.set(self.has_served.get() || self.current.borrow().is_serving());
-        if self.stopping.get() || !self.has_served.get() {
+        let has_begun = self.current.borrow().begun().is_some_and(|begun| begun.is_ok());
+        let asked = matches!(status, WaitStatus::Exited(_, 0)) || self.stopping.get();
+        if asked || !self.has_served.get() {
             return false;
         }
-        if deaths > DEATHS_MAX {
-            tracing::error!(
-                signal,
-                "the node was ended by a signal {deaths} times, each time soon after its start: giving up"
-            );
-            return false;
+        // The file under this program's name may have been replaced by another one.
+        self.uses_own.set(!has_begun || deaths > DEATHS_WITHOUT_PAUSE);
+        self.end_predecessor().await;
+        loop {
+            if deaths > DEATHS_MAX {
+                tracing::error!(
+                    "the node has ended {deaths} times, each time soon after its start: giving up"
+                );
+                return false;
+            }
+            let ns = match deaths.checked_sub(DEATHS_WITHOUT_PAUSE + 1) {
+                None => 0,
+                Some(nth) => (PAUSE_NS << nth).min(PAUSE_MAX_NS),
+            };
+            let (how, pause_ms) = (ending(status), ns / 1_000_000);
+            tracing::error!(deaths, pause_ms, "the node has ended ({how}): starting it again");
+            let stopping = self.changed.wait_until(|| self.stopping.get());
+            if ns > 0 && timeout(&self.core, ns, stopping).await.is_ok() {
+                return false;
+            }
+            match self.next_node().await {
+                Ok(node) => {
+                    self.make_current(&node);
+                    node.call();
+                    return true;
+                }
+                Err(why) => {
+                    tracing::error!("cannot start the node again: {why}");
+                    self.uses_own.set(true);
+                    deaths += 1;
+                }
+            }
         }
-        let ns = match deaths.checked_sub(DEATHS_WITHOUT_PAUSE + 1) {
-            None => 0,
-            Some(nth) => (PAUSE_NS << nth).min(PAUSE_MAX_NS),
+    }
+
+    /// The node for the place of one that has ended: the spare one, or a new one.
+    async fn next_node(self: &Rc<Self>) -> Result<Rc<Child>, String> {
+        if let Some(spare) = self.spare.take().filter(|spare| !spare.has_ended()) {
+            tracing::info!(node = spare.pid.as_raw(), "the spare node takes its place");
+            return Ok(spare);
+        }
+        let program = match self.uses_own.get() {
+            true => {
+                tracing::error!("the launcher's own program is started");
+                THIS_PROGRAM.into()
+            }
+            false => own_program().map_err(|error| error.to_string())?,
         };
-        if signal == 0 {
-            tracing::error!("the program does not start: the launcher's own is started instead");
-        } else {
-            self.uses_own.set(false);
-            tracing::error!(
-                signal,
-                deaths,
-                pause_ms = ns / 1_000_000,
-                "the node was ended by a signal: starting it again"
-            );
-        }
-        let stopping = self.changed.wait_until(|| self.stopping.get());
-        if ns > 0 && timeout(&self.core, ns, stopping).await.is_ok() {
-            return false;
-        }
-        let spare = self.spare.take().filter(|spare| !spare.has_ended());
-        let node = match (spare, program) {
-            (Some(spare), _) => {
-                tracing::info!(node = spare.pid.as_raw(), "the spare node takes its place");
-                Ok(spare)
-            }
-            (None, Ok(program)) => {
-                spawn(&self.core, &program, Role::First, &self.changed).await.inspect(|node| {
-                    self.attend(node);
-                })
-            }
-            (None, Err(error)) => Err(error.to_string()),
+        let node = spawn(&self.core, &program, Role::First, &self.changed).await?;
+        self.attend(&node);
+        Ok(node)
+    }
+
+    /// Ends the process that has handed over to a node which has ended, if it still waits for a
+    /// device or for clients: nothing else may work on memory, or on a server, that no lock
+    /// protects, and its addresses are wanted.
+    async fn end_predecessor(&self) {
+        let Some(before) = self.predecessor.take().filter(|before| !before.has_ended()) else {
+            return;
         };
-        match node {
-            Ok(node) => {
-                self.make_current(&node);
-                node.call();
-                true
-            }
-            Err(why) => {
-                tracing::error!("cannot start the node again: {why}");
-                false
-            }
+        before.kill();
+        let ends = async {
+            before.until_it_ends().await;
+            before.until_it_is_buried().await;
+        };
+        if timeout(&self.core, PREDECESSOR_NS, ends).await.is_err() {
+            let pid = before.pid.as_raw();
+            tracing::error!(pid, "the process before the last one does not end");
         }
     }
 
@@ -567,7 +585,7 @@ impl Launcher {
     }
 
     fn make_current(&self, node: &Rc<Child>) {
-        self.current.replace(node.clone());
+        self.predecessor.replace(Some(self.current.replace(node.clone())));
         self.changed.notify_all();
     }
 }
@@ -581,6 +599,15 @@ fn next_deaths(before: u32, soon: bool, of_disk: bool) -> u32 {
         (true, true) => before,
         (false, false) => 1,
         (false, true) => 0,
+    }
+}
+
+/// How a process has ended, in words.
+fn ending(status: WaitStatus) -> String {
+    match status {
+        WaitStatus::Exited(_, code) => format!("exit code {code}"),
+        WaitStatus::Signaled(_, signal, _) => format!("signal {}", signal as i32),
+        _ => "unknown".to_owned(),
     }
 }
 

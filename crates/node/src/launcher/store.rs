@@ -290,7 +290,7 @@ impl Kept {
     }
 
     /// Records how the door is.
-    pub(super) fn record(&self, door: DoorState, of_door: &[OwnedFd]) {
+    pub(super) fn record(&self, door: DoorState, of_door: &[BorrowedFd<'_>]) {
         let record = Record {
             version: VERSION,
             spec: self.spec.clone(),
@@ -329,13 +329,13 @@ impl Kept {
     }
 
     /// Puts a record behind the others.
-    fn put(&self, record: &Record, of_door: &[OwnedFd]) -> io::Result<()> {
+    fn put(&self, record: &Record, of_door: &[BorrowedFd<'_>]) -> io::Result<()> {
         let text = memfd_create(c"millrace-record", MFdFlags::MFD_CLOEXEC)?;
         let mut text = File::from(text);
         text.write_all(&serde_json::to_vec(record)?)?;
         let text = OwnedFd::from(text);
-        let all = [&text].into_iter().chain(&self.memory).chain(of_door);
-        let all: Vec<_> = all.map(AsFd::as_fd).collect();
+        let all = [&text].into_iter().chain(&self.memory).map(AsFd::as_fd);
+        let all: Vec<_> = all.chain(of_door.iter().copied()).collect();
         let mut parts = all.chunks(TOGETHER_MAX).peekable();
         while let Some(part) = parts.next() {
             let kind = if parts.peek().is_some() { PART } else { LAST };
@@ -368,13 +368,14 @@ mod tests {
     /// What a launcher does, one step after the other.
     fn step(kept: &Kept, nth: usize, some: &OwnedFd) {
         let many: Vec<_> = (0..600).map(|_| some.try_clone().unwrap()).collect();
+        let borrowed: Vec<_> = many.iter().map(AsFd::as_fd).collect();
         match nth {
-            0 => kept.record(door(1), &many[..2]),
+            0 => kept.record(door(1), &borrowed[..2]),
             1 | 4 => kept.begin(),
             2 => kept.received(b"message", &many[..3]),
-            3 => kept.record(door(2), &many),
+            3 => kept.record(door(2), &borrowed),
             5 => kept.sent(7),
-            _ => kept.record(door(3), &many[..1]),
+            _ => kept.record(door(3), &borrowed[..1]),
         }
     }
 

@@ -1,3 +1,4 @@
+use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 
 use nix::errno::Errno;
@@ -6,6 +7,7 @@ use nix::sys::wait::waitpid;
 use nix::unistd::Pid;
 use reactor::{OtherProcess, Program};
 
+use super::answers::MoveTarget;
 use super::child::{Role, spawn};
 use super::*;
 use crate::admin::{Commands, Request};
@@ -79,7 +81,9 @@ fn a_node_gets_what_an_operator_has_named_and_nothing_else() {
     reactor::run(&one_core(), move |core| {
         let root = place.clone();
         async move {
-            let (launcher, node) = launcher(&core, &root).await;
+            let (launcher, _) = launcher(&core, &root).await;
+            let _channel = played(&core, &launcher, "{}");
+            let node = launcher.current.borrow().clone();
             let say = async |text: &str| {
                 let answer = launcher.answer(&node, &Question::of(text)).await;
                 answer.map(|(_, descriptors)| descriptors.len()).map_err(|e| e.to_string())
@@ -237,6 +241,126 @@ fn patience_with_one_disk_delays_nothing_else() {
             while !opened.get() {
                 core.sleep_ns(MOMENT_NS).await;
             }
+        }
+    })
+    .unwrap();
+    std::fs::remove_dir_all(&root).unwrap();
+}
+
+/// A device that is memory, to which a disk is being moved.
+fn target(root: &Path, uri: &str) -> MoveTarget {
+    let spec = DiskSpec { uri: uri.to_owned(), ..disk(root, "asked") };
+    MoveTarget { spec, holes: Some(true), memory: Vec::new(), line: None }
+}
+
+#[test]
+fn a_node_begins_with_what_the_one_before_was_storing() {
+    let root = directory("stored");
+    let place = root.clone();
+    reactor::run(&one_core(), move |core| {
+        let root = place.clone();
+        async move {
+            let (launcher, _) = launcher(&core, &root).await;
+            for nth in 1..20 {
+                let channel = played(&core, &launcher, "{}");
+                let node = launcher.current.borrow().clone();
+                launcher
+                    .targets
+                    .borrow_mut()
+                    .insert("asked".to_owned(), target(&root, &format!("mem:{nth}M")));
+                let moved = ToLauncher::Moved { name: "asked".into() };
+                // It dies when it has asked.
+                let _ = timeout(&core, MOMENT_NS / 10, channel.ask(&moved, &[])).await;
+                node.stream.shutdown(Shutdown::Both).unwrap();
+                node.until_it_ends().await;
+                let stored = launcher.resources.disk("asked").unwrap().uri;
+                assert!(launcher.targets.borrow().is_empty());
+                core.sleep_ns(20 * MOMENT_NS).await;
+                assert_eq!(launcher.resources.disk("asked").unwrap().uri, stored);
+            }
+        }
+    })
+    .unwrap();
+    std::fs::remove_dir_all(&root).unwrap();
+}
+
+#[test]
+fn a_disk_that_was_opened_for_a_node_that_has_ended_stays_with_the_next_one() {
+    let root = directory("late");
+    new_file(&root.join("asked.img")).set_len(1 << 20).unwrap();
+    let place = root.clone();
+    reactor::run(&one_core(), move |core| {
+        let root = place.clone();
+        async move {
+            let (launcher, _) = launcher(&core, &root).await;
+            let channel = played(&core, &launcher, "{}");
+            let node = launcher.current.borrow().clone();
+            let held = launcher.resources.parts(&disk(&root, "asked")).await.unwrap();
+            let open = ToLauncher::Open { name: "asked".into() };
+            let _ = timeout(&core, 20 * MOMENT_NS, channel.ask(&open, &[])).await;
+            assert_eq!(node.opening(), 1);
+            node.stream.shutdown(Shutdown::Both).unwrap();
+            node.until_it_ends().await;
+            drop(held);
+            while node.opening() > 0 {
+                core.sleep_ns(MOMENT_NS).await;
+            }
+            assert!(launcher.open.borrow().is_empty());
+        }
+    })
+    .unwrap();
+    std::fs::remove_dir_all(&root).unwrap();
+}
+
+#[test]
+fn a_node_cannot_fill_the_launchers_memory() {
+    let root = directory("greedy");
+    let place = root.clone();
+    reactor::run(&one_core(), move |core| {
+        let root = place.clone();
+        async move {
+            let (launcher, _) = launcher(&core, &root).await;
+            // Questions that are too long, and a second beginning.
+            for again in [false, true] {
+                let channel = played(&core, &launcher, "{}");
+                let node = launcher.current.borrow().clone();
+                let version = crate::disks::protocol::VERSION;
+                let name = "x".repeat(if again { 1 } else { 70_000 });
+                let ask = async |question: ToLauncher| {
+                    timeout(&core, 20 * MOMENT_NS, channel.ask(&question, &[])).await
+                };
+                match again {
+                    false => drop(ask(ToLauncher::Open { name }).await),
+                    true => {
+                        ask(ToLauncher::Begin { version }).await.unwrap().unwrap();
+                        drop(ask(ToLauncher::Begin { version }).await);
+                    }
+                }
+                node.until_it_ends().await;
+            }
+        }
+    })
+    .unwrap();
+    std::fs::remove_dir_all(&root).unwrap();
+}
+
+#[test]
+fn a_process_that_has_handed_over_ends_before_its_successor_is_started_again() {
+    let root = directory("predecessor");
+    let place = root.clone();
+    reactor::run(&one_core(), move |core| {
+        let root = place.clone();
+        async move {
+            let (launcher, _) = launcher(&core, &root).await;
+            // It ends with its input.
+            let before =
+                spawn(&core, Path::new("/bin/cat"), Role::First, &launcher.changed).await.unwrap();
+            launcher.attend(&before);
+            launcher.make_current(&before);
+            let _channel = played(&core, &launcher, "{}");
+            assert!(!before.has_ended());
+            launcher.end_predecessor().await;
+            assert!(before.has_ended());
         }
     })
     .unwrap();

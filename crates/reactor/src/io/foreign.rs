@@ -6,6 +6,9 @@
 //! never blocks: an eventfd, shared memory (memfd, `/dev/shm`, huge pages), a Unix socket, or a
 //! regular file of a local file system. A thread of its own closes any other descriptor; only the
 //! caller waits for it.
+//!
+//! Descriptors that wait in a Unix socket are closed with it, so one is admitted if nothing waits
+//! there, and then it takes nothing any more: it is only good for sending.
 
 use std::io;
 use std::mem::ManuallyDrop;
@@ -25,11 +28,11 @@ const LOCAL: [u64; 4] = [0x9123_683E, 0x794C_7630, 0x2FC1_2FC1, 0xCA45_1A4E];
 fn is_known(fd: BorrowedFd<'_>) -> io::Result<Option<bool>> {
     // SAFETY: takes no pointers. Only memory has seals.
     let seals = unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_GET_SEALS) };
-    if seals >= 0
-        || socket_option(fd, libc::SO_DOMAIN).is_ok_and(|domain| domain == libc::AF_UNIX)
-        || is_counter(fd)?
-    {
+    if seals >= 0 || is_counter(fd)? {
         return Ok(Some(true));
+    }
+    if let Ok(domain) = socket_option(fd, libc::SO_DOMAIN) {
+        return Ok(Some(domain == libc::AF_UNIX && takes_nothing(fd)?));
     }
     // SAFETY: a plain C struct for which all zeroes is a valid value.
     let mut stat: libc::statx = unsafe { std::mem::zeroed() };
@@ -44,6 +47,23 @@ fn is_known(fd: BorrowedFd<'_>) -> io::Result<Option<bool>> {
     }
     // A file system on a block device of this machine.
     Ok((stat.stx_dev_major != 0).then_some(true))
+}
+
+/// Lets a Unix socket take nothing any more. Returns false if something waits there already; also
+/// if it is not a stream, because a packet may be empty but for descriptors, and if it listens,
+/// because what waits in connections that wait is not known.
+fn takes_nothing(fd: BorrowedFd<'_>) -> io::Result<bool> {
+    if socket_option(fd, libc::SO_TYPE)? != libc::SOCK_STREAM
+        || socket_option(fd, libc::SO_ACCEPTCONN)? != 0
+    {
+        return Ok(false);
+    }
+    // SAFETY: takes no pointers. One that is not connected takes nothing anyway.
+    unsafe { libc::shutdown(fd.as_raw_fd(), libc::SHUT_RD) };
+    let (mut byte, how) = (0_u8, libc::MSG_PEEK | libc::MSG_DONTWAIT);
+    // SAFETY: a live variable of one byte to write.
+    let waits = unsafe { libc::recv(fd.as_raw_fd(), (&raw mut byte).cast(), 1, how) };
+    Ok(waits <= 0)
 }
 
 /// May block.
@@ -85,6 +105,31 @@ pub async fn admit(core: &Core, fds: Vec<OwnedFd>) -> io::Result<Vec<OwnedFd>> {
             Err(error)
         }
     }
+}
+
+/// Whether all descriptors of another process are of a kind that never blocks. Suspends if only a
+/// call can tell that may block, perhaps for ever.
+///
+/// # Errors
+/// As the system gives them.
+pub async fn may_admit(core: &Core, fds: &[OwnedFd]) -> io::Result<bool> {
+    let mut ask = Vec::new();
+    for fd in fds {
+        match is_known(fd.as_fd())? {
+            Some(true) => {}
+            Some(false) => return Ok(false),
+            None => ask.push(fd.try_clone()?),
+        }
+    }
+    Ok(ask.is_empty() || elsewhere(core, ask, true).await?.is_some())
+}
+
+/// Closes descriptors that were not admitted. Suspends until they are closed, perhaps for ever.
+///
+/// # Errors
+/// When no thread can be started: they stay open.
+pub async fn close_foreign(core: &Core, fds: Vec<OwnedFd>) -> io::Result<()> {
+    elsewhere(core, fds, false).await.map(drop)
 }
 
 /// Lets a thread make the calls that may block a core; if the descriptors are not wanted, closes

@@ -37,8 +37,8 @@ pub fn drop_in_background(what: impl Send + 'static) {
     }
 }
 
-/// Whether too many objects are waiting.
-pub(crate) fn is_full() -> bool {
+/// Whether too many objects are waiting: then front ends that send more have to wait.
+pub fn is_full() -> bool {
     WAITING.load(Ordering::Relaxed) > WAITING_MAX
 }
 

@@ -136,6 +136,8 @@ pub struct Target {
     log_limits: Arc<LogLimits>,
     trouble: Arc<Trouble>,
     order: Cell<Order>,
+    /// The end of the connection is not told.
+    leaves: Cell<bool>,
     front_end: Cell<FrontEnd>,
     events: Rc<Events>,
     /// What front ends were told about the write cache, if known.
@@ -238,6 +240,7 @@ impl Target {
             trouble: Arc::new(Trouble::new(options.on_error)),
             options,
             order: Cell::new(Order::Serve),
+            leaves: Cell::new(false),
             front_end: Cell::default(),
             events: Rc::default(),
             write_cache: Cell::new(None),
@@ -418,6 +421,13 @@ impl Target {
     /// Tells [`Target::serve`] to return.
     pub fn stop(&self) {
         self.give_order(Order::Stop);
+    }
+
+    /// The same, and leaves the front end's connection as a process does that is killed: the
+    /// launcher passes it to the next one.
+    pub fn leave(&self) {
+        self.leaves.set(true);
+        self.stop();
     }
 
     fn give_order(&self, order: Order) {

@@ -150,7 +150,7 @@ impl Target {
             // Another process may have it, or the file is about to be closed.
             _ => self.lock.leave(),
         }
-        if !matches!(end, End::Exported) {
+        if !matches!(end, End::Exported) && !self.leaves.get() {
             connection.link.close();
         }
         drop(connection);
