@@ -103,8 +103,8 @@ impl Core {
     }
 
     /// How much space an open file occupies, and how much its file system has left; `None` for a
-    /// block device. A file system that does not answer holds up only this, and the same question
-    /// about other files. Suspends.
+    /// block device. A file system that does not answer holds up only this, but each question holds
+    /// a thread meanwhile: do not ask the same file system again. Suspends.
     ///
     /// # Errors
     /// As the system gives them.

@@ -5,8 +5,11 @@
 //! One more thread only removes and closes files: the later of the two frees a file's blocks, which
 //! can take long (50 ms for 64 MiB, measured on a file system that discards them on the device),
 //! and other operations must not queue after the removal of many files. For the same reason another
-//! one only computes, and a third one only asks file systems for their space: one that does not
-//! answer must not hold up what others are asked to do.
+//! one only computes.
+//!
+//! Operations on images have threads of their own ([`Images`]). An image may be on a file system
+//! that does not answer, and then its operation holds a thread for as long as that lasts: other
+//! images, and the files of the node itself, must not wait for it.
 
 use std::ffi::CStr;
 use std::fs;
@@ -16,6 +19,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::queue::Queue;
 use super::{
@@ -25,12 +29,18 @@ use super::{
 
 type Job = Box<dyn FnOnce() + Send>;
 
+/// Most threads for operations on images. Each that hangs holds one, and a disk has at most a few
+/// operations at once; so it takes dozens of disks whose file systems do not answer until the
+/// others wait. A thread that sleeps costs its kernel stack and the pages of its own that it
+/// has touched.
+const IMAGE_THREADS_MAX: usize = 64;
+
 /// The helper threads, shared by the cores of a runtime.
 pub(crate) struct Helpers {
     queue: Arc<Queue<Job>>,
     cleaner: Cleaner,
     work: Arc<Queue<Job>>,
-    space: Arc<Queue<Job>>,
+    images: Arc<Images>,
     threads: Vec<std::thread::JoinHandle<()>>,
 }
 
@@ -41,40 +51,31 @@ impl Helpers {
             queue: Arc::new(Queue::new()),
             cleaner: Cleaner(Arc::new(Queue::new())),
             work: Arc::new(Queue::new()),
-            space: Arc::new(Queue::new()),
-            threads: Vec::with_capacity(threads + 3),
+            images: Arc::new(Images::new()),
+            threads: Vec::with_capacity(threads + 2),
         };
         let names = (0..threads).map(|n| (format!("millrace-help{n}"), &helpers.queue));
-        let others = [
-            ("millrace-clean", &helpers.cleaner.0),
-            ("millrace-work", &helpers.work),
-            ("millrace-space", &helpers.space),
-        ];
+        let others = [("millrace-clean", &helpers.cleaner.0), ("millrace-work", &helpers.work)];
         let all = names.chain(others.map(|(name, queue)| (name.to_owned(), queue)));
         for (name, queue) in all.map(|(name, queue)| (name, queue.clone())).collect::<Vec<_>>() {
-            let own = queue.clone();
             let thread = std::thread::Builder::new().name(name);
-            let thread = thread.spawn(move || {
+            // If a later one fails, dropping `helpers` stops the running ones.
+            helpers.threads.push(thread.spawn(move || {
                 while let Some(job) = queue.pop() {
                     job();
                 }
-            })?;
-            if Arc::ptr_eq(&own, &helpers.space) {
-                // Nobody waits for its end: the file system that it asks may hang.
-                continue;
-            }
-            // If a later one fails, dropping `helpers` stops the running ones.
-            helpers.threads.push(thread);
+            })?);
         }
+        helpers.images.start_one()?;
         Ok(helpers)
     }
 
     /// Makes a name operation and sends the answer. The cores' operation tables bound the queues.
     pub fn run(&self, op: MetaOp, tell: impl FnOnce(io::Result<MetaOut>) + Send + 'static) {
-        let queue = match op {
+        let queue = match &op {
             MetaOp::Remove { .. } => &self.cleaner.0,
             MetaOp::Compute(_) => &self.work,
-            MetaOp::Space { .. } => &self.space,
+            op if is_of_an_image(op) => &self.images.queue,
             _ => &self.queue,
         };
         let cleaner = self.cleaner.clone();
@@ -83,15 +84,80 @@ impl Helpers {
     }
 }
 
+/// Whether only images have the operation, or its file is one.
+fn is_of_an_image(op: &MetaOp) -> bool {
+    match op {
+        MetaOp::OpenImage { .. }
+        | MetaOp::LockImage { .. }
+        | MetaOp::Owner { .. }
+        | MetaOp::Measure { .. }
+        | MetaOp::Extents { .. }
+        | MetaOp::Space { .. } => true,
+        MetaOp::SetLen { file, .. } | MetaOp::Allocate { file, .. } => file.is_image(),
+        _ => false,
+    }
+}
+
 impl Drop for Helpers {
     fn drop(&mut self) {
         self.queue.stop();
         self.cleaner.0.stop();
         self.work.stop();
-        self.space.stop();
+        self.images.queue.stop();
         for thread in self.threads.drain(..) {
             // A job that panicked ended only its own thread; its core panics on the lost answer.
             let _ = thread.join();
+        }
+    }
+}
+
+/// The threads for operations on images. There is always one that waits for the next operation, up
+/// to [`IMAGE_THREADS_MAX`]: the thread that takes an operation while no other one is free first
+/// starts another, rather than a core, whose processor the new thread would be pinned to. Threads
+/// stay until the runtime ends; nobody waits for their end, because they may hang.
+struct Images {
+    queue: Queue<Job>,
+    started: AtomicUsize,
+    /// Those that have no operation.
+    free: AtomicUsize,
+}
+
+impl Images {
+    fn new() -> Images {
+        Images { queue: Queue::new(), started: 0.into(), free: 0.into() }
+    }
+
+    /// Starts a thread, unless there are enough.
+    ///
+    /// # Errors
+    /// When the system has none.
+    #[expect(clippy::disallowed_methods, reason = "the reactor is where threads are started")]
+    fn start_one(self: &Arc<Self>) -> io::Result<()> {
+        let more = |n| (n < IMAGE_THREADS_MAX).then_some(n + 1);
+        let Ok(nth) = self.started.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more) else {
+            return Ok(());
+        };
+        self.free.fetch_add(1, Ordering::Relaxed);
+        let images = self.clone();
+        let thread = std::thread::Builder::new().name(format!("millrace-img{nth}"));
+        let started = thread.spawn(move || images.work()).map(drop);
+        if started.is_err() {
+            self.free.fetch_sub(1, Ordering::Relaxed);
+            self.started.fetch_sub(1, Ordering::Relaxed);
+        }
+        started
+    }
+
+    /// The body of a thread.
+    fn work(self: Arc<Self>) {
+        while let Some(job) = self.queue.pop() {
+            if self.free.fetch_sub(1, Ordering::Relaxed) == 1
+                && let Err(error) = self.start_one()
+            {
+                tracing::warn!("no further thread for operations on images: {error}");
+            }
+            job();
+            self.free.fetch_add(1, Ordering::Relaxed);
         }
     }
 }
@@ -571,7 +637,8 @@ fn image(
     let fd = Fd::File(HostFile::new(file, cleaner));
     let file = SharedFile::new(fd, path.to_owned(), size, alignment)
         .with_memory_alignment(memory_alignment)
-        .with_device(if block_device { meta.rdev() } else { meta.dev() });
+        .with_device(if block_device { meta.rdev() } else { meta.dev() })
+        .of_image();
     Ok(Image { file: Arc::new(file), info, _lock: None })
 }
 

@@ -45,6 +45,7 @@ pub struct SharedFile {
     alignment: u32,
     memory_alignment: u32,
     device: u64,
+    is_image: bool,
     written: CachePadded<Written>,
 }
 
@@ -68,6 +69,7 @@ impl SharedFile {
             alignment,
             memory_alignment,
             device: 0,
+            is_image: false,
             written: CachePadded(written),
         }
     }
@@ -84,8 +86,17 @@ impl SharedFile {
         SharedFile { device, ..self }
     }
 
+    /// Notes that it was opened as a disk image.
+    pub(crate) fn of_image(self) -> SharedFile {
+        SharedFile { is_image: true, ..self }
+    }
+
+    pub(crate) fn is_image(&self) -> bool {
+        self.is_image
+    }
+
     /// The number of the device that it is on; 0 in a simulated world.
-    pub(crate) fn device(&self) -> u64 {
+    pub fn device(&self) -> u64 {
         self.device
     }
 

@@ -7,6 +7,7 @@ mod every_driver;
 mod drivers;
 mod file_queue;
 mod foreign;
+mod images;
 mod locks;
 mod mapped;
 mod sim;
