@@ -393,3 +393,24 @@ def test_an_image_that_cannot_be_opened_after_a_kill_delays_only_its_disk(tmp_pa
         (tmp_path / "elsewhere.img").rename(tmp_path / "a.img")
         guest.wait_for("the disk", lambda: use("a") == 0)
         assert node.process.poll() is None
+
+
+def test_a_server_that_does_not_answer_after_a_kill_delays_only_its_disk(tmp_path):
+    """The disk comes first, and there are more others than are opened at once."""
+    images = {f"d{n}": f"file:{image(tmp_path / f'd{n}.img', 8)}" for n in range(12)}
+    with Node(tmp_path, "--nbd", f"unix:{tmp_path / 'nbd.sock'}", specs=[spec(tmp_path, "x", "mem:8M")], name="far") as far:
+        specs = [spec(tmp_path, "a", f"nbd+unix:///x?socket={tmp_path / 'nbd.sock'}")]
+        with Node(tmp_path, specs=specs + [spec(tmp_path, name, uri) for name, uri in images.items()]) as node:
+            silent = serving(far)
+            os.kill(silent, signal.SIGSTOP)
+            try:
+                began = time.monotonic()
+                kill_and_wait(node)
+                disks = node.disks()
+                assert time.monotonic() < began + 5, "it answers after 10 s"
+                assert list(disks) == ["a", *images] and "follows" in disks["a"]
+                assert all("size_bytes" in disks[name] for name in images)
+            finally:
+                os.kill(silent, signal.SIGCONT)
+            guest.wait_for("the disk", lambda: "size_bytes" in node.disks()["a"], 30)
+            assert node.process.poll() is None

@@ -47,8 +47,11 @@ use crate::error::{Error, Kind};
 
 /// Maximum number of disks.
 pub(crate) const DISKS_MAX: usize = 1024;
-/// How many disks are opened at once for the guests of a node that has died.
+/// How many disks are opened at once at the start.
 const OPENED_AT_ONCE: usize = 8;
+/// How long the other disks of a node that has died wait for one whose device does not answer, in
+/// nanoseconds. Opening takes a few milliseconds.
+const OPENING_NS: u64 = 200_000_000;
 /// How long devices may take when the node ends, in nanoseconds.
 const STOP_NS: u64 = 5_000_000_000;
 
@@ -95,6 +98,14 @@ impl std::fmt::Display for Absent {
     }
 }
 
+/// What has become of a disk that the start opens.
+enum Opening {
+    Served(Serving),
+    Failed(Error),
+    /// It goes on in [`Disks::opening`].
+    Lasts,
+}
+
 /// The parts of a served disk.
 pub(crate) struct Serving {
     pub target: Rc<Target>,
@@ -114,6 +125,9 @@ pub(crate) struct Served {
 pub(crate) struct Disks {
     resources: Option<Rc<Resources>>,
     all: RefCell<Vec<Disk>>,
+    /// Disks whose opening has lasted longer than [`OPENING_NS`]; [`Disks::open_lost`] waits for
+    /// them.
+    opening: RefCell<BTreeMap<String, JoinHandle<Result<Ready, Error>>>>,
     /// The number of disks there ever were: disks begin on the cores in turn.
     begun: Cell<usize>,
     limits: RefCell<AllLimits>,
@@ -163,13 +177,14 @@ pub(crate) struct Disks {
 
 impl Disks {
     /// Opens the devices and then listens, so that a client that connects finds the disk ready. A
-    /// disk that was attached earlier and cannot be opened any more is left out, and logged.
+    /// disk that was attached earlier and cannot be opened any more is left out, and logged. Each
+    /// disk is served once it is open, whatever others do; this suspends until all are.
     ///
     /// # Errors
-    /// When a device cannot be opened, or another process listens on a socket. With a predecessor
-    /// (`following`) this is only logged, because the other disks are already served. If a node
-    /// that has died had them (`restarted`), it is logged, and [`Disks::open_lost`] tries
-    /// again.
+    /// When a device cannot be opened, or another process listens on a socket: that of the first
+    /// such disk. With a predecessor (`following`) this is only logged, because the other disks are
+    /// already served. If a node that has died had them (`restarted`), it is logged, and
+    /// [`Disks::open_lost`] tries again; it also waits for the disks that open slowly.
     pub async fn start(
         core: &Core,
         resources: Resources,
@@ -221,31 +236,99 @@ impl Disks {
             disks.all.borrow_mut().push(Disk { spec, attached, serving });
         }
         let lost = restarted && !takes_over;
-        // The guests of lost disks wait.
-        for some in missing.chunks(if lost { OPENED_AT_ONCE } else { 1 }) {
-            let opening = some.iter().map(|named| Box::pin(disks.serve(core, &named.spec)) as _);
-            let opened = join_all(opening.collect()).await;
-            for (Named { spec, attached, .. }, opened) in some.iter().zip(opened) {
-                let serving = match opened {
-                    Err(error) if lost => {
-                        tracing::error!("{error}; it is tried again");
-                        disks.coming.set(disks.coming.get() + 1);
-                        Err(Absent::Lost)
-                    }
-                    Err(error) if *attached || takes_over => {
-                        tracing::error!("{error}; it stays configured for the next start");
-                        Err(disks.could_not_open(core, spec, &error).await)
-                    }
-                    serving => Ok(serving?),
-                };
-                let (spec, attached) = (spec.clone(), *attached);
-                disks.all.borrow_mut().push(Disk { spec, attached, serving });
+        if lost {
+            disks.open_missing(core, &missing, lost, takes_over).await?;
+        } else {
+            // If an attached disk has an image that is configured for another one now, it must not
+            // lock it first.
+            let configured = missing.iter().take_while(|named| !named.attached).count();
+            for some in [&missing[..configured], &missing[configured..]] {
+                disks.open_missing(core, some, lost, takes_over).await?;
             }
         }
         Ok(disks)
     }
 
-    /// Opens the disks of a node that has died which could not be opened at the start.
+    /// Opens disks at the start, several at once, and lists them in their order.
+    async fn open_missing(
+        &self,
+        core: &Core,
+        missing: &[Named],
+        lost: bool,
+        takes_over: bool,
+    ) -> Result<(), Error> {
+        let fails = |named: &Named| !(lost || named.attached || takes_over);
+        let (next, has_failed) = (Cell::new(0), Cell::new(false));
+        let opened: Vec<_> = missing.iter().map(|_| Cell::new(None)).collect();
+        let opener = async || {
+            while !has_failed.get() {
+                let at = next.replace(next.get() + 1);
+                let Some(named) = missing.get(at) else { break };
+                let opening = self.open_at_start(core, &named.spec, lost).await;
+                has_failed
+                    .set(has_failed.get() || fails(named) && matches!(opening, Opening::Failed(_)));
+                opened[at].set(Some(opening));
+            }
+        };
+        let openers = (0..OPENED_AT_ONCE.min(missing.len())).map(|_| Box::pin(opener()) as _);
+        join_all(openers.collect()).await;
+        for (named, opening) in missing.iter().zip(opened) {
+            let Named { spec, attached, .. } = named;
+            let serving = match opening.into_inner() {
+                Some(Opening::Served(serving)) => Ok(serving),
+                Some(Opening::Lasts) => {
+                    tracing::warn!(disk = %spec.name, "it opens slowly: the others do not wait");
+                    self.coming.set(self.coming.get() + 1);
+                    Err(Absent::Lost)
+                }
+                Some(Opening::Failed(error)) if lost => {
+                    tracing::error!("{error}; it is tried again");
+                    self.coming.set(self.coming.get() + 1);
+                    Err(Absent::Lost)
+                }
+                Some(Opening::Failed(error)) if fails(named) => return Err(error),
+                Some(Opening::Failed(error)) => {
+                    tracing::error!("{error}; it stays configured for the next start");
+                    Err(self.could_not_open(core, spec, &error).await)
+                }
+                // An earlier one has failed.
+                None => break,
+            };
+            let (spec, attached) = (spec.clone(), *attached);
+            self.all.borrow_mut().push(Disk { spec, attached, serving });
+        }
+        Ok(())
+    }
+
+    /// Opens and serves a disk. If it is `lost`, its opening may go on, because others wait. It is
+    /// not given up then: what it has locked would stay so until the operations under way end.
+    async fn open_at_start(&self, core: &Core, spec: &DiskSpec, lost: bool) -> Opening {
+        let resources = match self.resources() {
+            Ok(resources) => resources.clone(),
+            Err(error) => return Opening::Failed(error),
+        };
+        let opened = if lost {
+            let (own, of) = (core.clone(), spec.clone());
+            let opening = async move { resources.open(&own, &of).await };
+            let mut opening = core.spawn(Class::Control, opening);
+            match timeout(core, OPENING_NS, &mut opening).await {
+                Ok(opened) => opened,
+                Err(_) => {
+                    self.opening.borrow_mut().insert(spec.name.clone(), opening);
+                    return Opening::Lasts;
+                }
+            }
+        } else {
+            resources.open(core, spec).await
+        };
+        match opened {
+            Ok(ready) => Opening::Served(self.begin(core, spec, ready)),
+            Err(error) => Opening::Failed(error),
+        }
+    }
+
+    /// Opens the disks of a node that has died which could not be opened at the start, or are being
+    /// opened since.
     pub fn open_lost(self: &Rc<Self>, core: &Core) {
         let mut lost = Vec::new();
         self.each(|disk| {
@@ -256,9 +339,18 @@ impl Disks {
         for spec in lost {
             let (disks, again, opener) = (self.clone(), core.clone(), self.clone());
             core.spawn(Class::Control, async move {
-                let open = async |spec: &DiskSpec| opener.open(&again, spec).await;
+                let name = spec.name.clone();
+                let open = async |spec: &DiskSpec| {
+                    let begun = opener.opening.borrow_mut().remove(&spec.name);
+                    match begun {
+                        Some(opening) => opening.await,
+                        None => opener.open(&again, spec).await,
+                    }
+                };
                 let lost = arrivals::Lost { spec, device: None, statistics: Vec::new() };
                 disks.open_again(&again, lost, open).await;
+                // It was not wanted any more.
+                opener.opening.borrow_mut().remove(&name);
             });
         }
     }
