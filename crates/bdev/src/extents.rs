@@ -37,6 +37,15 @@ impl Bdev {
             _ => None,
         }
     }
+
+    /// The number of the file system of the device's image, or of the block device: what does not
+    /// answer holds up questions for the space of all that have it. `None` if it has no image.
+    pub fn file_system(&self) -> Option<u64> {
+        match self.lowest().device() {
+            Device::File(file) => Some(file.file_system()),
+            _ => None,
+        }
+    }
 }
 
 /// The same extents in whole blocks: a block of which a part is data is data. If there are none

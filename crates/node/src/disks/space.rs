@@ -4,16 +4,16 @@
 //! promised many times over. Operators see both numbers, hear when little is left, and find them in
 //! the text of a failure for lack of space.
 //!
-//! One task asks ([`Disks::watch_space`]): one image after the other, because a file system that
-//! does not answer must not collect questions. It goes round all disks every [`ROUND_NS`], and asks
-//! at once about a disk that somebody wants to know of. All others read what is known; if they want
-//! it fresh, they wait for at most [`FRESH_NS`].
+//! [`Disks::watch_space`] goes round all disks every [`ROUND_NS`], and asks at once about a disk
+//! that somebody wants to know of. Each file system has a task of its own that asks about one image
+//! after the other: one that does not answer collects no questions, and holds up no other one. All
+//! others read what is known; if they want it fresh, they wait for at most [`FRESH_NS`].
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::rc::Rc;
 
-use reactor::{Class, Core, Event, Space, timeout};
+use reactor::{Class, Core, Event, OwnedTask, Space, timeout};
 
 use super::Disks;
 use crate::disks::events::What;
@@ -43,13 +43,36 @@ struct Known {
     at_ns: u64,
 }
 
+/// A file system whose task asks for the space of images.
+#[derive(Default)]
+struct Asked {
+    /// The disks to ask about.
+    wanted: VecDeque<String>,
+    /// They include all of a round.
+    in_round: bool,
+}
+
+/// The disks whose space is watched.
+trait Watched: 'static {
+    /// The names of all disks, and the file system of each.
+    fn all(&self) -> BTreeMap<String, u64>;
+
+    /// Asks for the space of a disk; may never end.
+    async fn ask(&self, core: &Core, disk: &str) -> Option<Space>;
+
+    /// A round is done: all disks of that file system were asked about.
+    fn went_round(&self, core: &Core, file_system: u64);
+}
+
 /// What is known of all disks.
 #[derive(Default)]
 pub(super) struct Spaces {
     known: RefCell<BTreeMap<String, Known>>,
-    /// The disks to ask about.
-    wanted: RefCell<VecDeque<String>>,
-    /// The task that asks has begun.
+    /// The disks to ask about first.
+    wanted: RefCell<Vec<String>>,
+    /// The file systems that are being asked.
+    asked: RefCell<BTreeMap<u64, Asked>>,
+    /// [`Spaces::watch`] has begun.
     watched: Cell<bool>,
     /// The file systems with little left.
     low: RefCell<BTreeSet<u64>>,
@@ -77,15 +100,80 @@ impl Spaces {
         if old.is_empty() || !self.watched.get() {
             return;
         }
-        {
-            // Before a round that is under way.
-            let mut wanted = self.wanted.borrow_mut();
-            wanted.retain(|one| !old.contains(one));
-            old.iter().rev().for_each(|disk| wanted.push_front(disk.clone()));
-        }
+        self.wanted.borrow_mut().extend(old.iter().cloned());
         self.changed.notify_all();
         let all = || old.iter().all(knows);
         let _ = timeout(core, FRESH_NS, self.changed.wait_until(all)).await;
+    }
+
+    /// Asks for the space of all disks, again and again; never ends. Dropping it ends its tasks.
+    async fn watch(self: Rc<Self>, core: Core, disks: Rc<impl Watched>) {
+        self.watched.set(true);
+        let mut tasks = BTreeMap::<u64, OwnedTask<()>>::new();
+        let mut round_ns = core.now_ns();
+        loop {
+            let pause_ns = round_ns.saturating_sub(core.now_ns());
+            let is_wanted = self.changed.wait_until(|| !self.wanted.borrow().is_empty());
+            let _ = timeout(&core, pause_ns, is_wanted).await;
+            let all = disks.all();
+            self.want_first(&all);
+            if core.now_ns() >= round_ns {
+                round_ns = core.now_ns() + ROUND_NS;
+                self.known.borrow_mut().retain(|disk, _| all.contains_key(disk));
+                let used: BTreeSet<_> = all.values().collect();
+                self.low.borrow_mut().retain(|file_system| used.contains(file_system));
+                self.begin_round(&all);
+            }
+            for &file_system in self.asked.borrow().keys() {
+                if tasks.get(&file_system).is_none_or(OwnedTask::has_ended) {
+                    let asking = self.clone().ask(core.clone(), disks.clone(), file_system);
+                    tasks.insert(file_system, core.spawn(Class::Background, asking).owned());
+                }
+            }
+            tasks.retain(|_, task| !task.has_ended());
+        }
+    }
+
+    /// Passes on what is wanted, before the rounds that are under way.
+    fn want_first(&self, all: &BTreeMap<String, u64>) {
+        let wanted: BTreeSet<_> = self.wanted.take().into_iter().collect();
+        let mut asked = self.asked.borrow_mut();
+        for one in asked.values_mut() {
+            one.wanted.retain(|disk| !wanted.contains(disk));
+        }
+        for disk in wanted.into_iter().rev() {
+            if let Some(&file_system) = all.get(&disk) {
+                asked.entry(file_system).or_default().wanted.push_front(disk);
+            }
+        }
+    }
+
+    /// Asks about all disks, except those on file systems that have not answered since the last
+    /// round.
+    fn begin_round(&self, all: &BTreeMap<String, u64>) {
+        let mut asked = self.asked.borrow_mut();
+        let late: BTreeSet<_> =
+            asked.iter().filter(|(_, one)| one.in_round).map(|(&at, _)| at).collect();
+        for (disk, file_system) in all.iter().filter(|(_, at)| !late.contains(at)) {
+            let one = asked.entry(*file_system).or_default();
+            one.in_round = true;
+            one.wanted.push_back(disk.clone());
+        }
+    }
+
+    /// Asks one file system until nothing more is wanted of it.
+    async fn ask(self: Rc<Self>, core: Core, disks: Rc<impl Watched>, file_system: u64) {
+        let next = || self.asked.borrow_mut().get_mut(&file_system)?.wanted.pop_front();
+        while let Some(disk) = next() {
+            let space = disks.ask(&core, &disk).await;
+            let known = Known { space, at_ns: core.now_ns() };
+            self.known.borrow_mut().insert(disk, known);
+            self.changed.notify_all();
+        }
+        let done = self.asked.borrow_mut().remove(&file_system);
+        if done.is_some_and(|done| done.in_round) {
+            disks.went_round(&core, file_system);
+        }
     }
 
     /// Reports what has happened, in order. If it is lack of space, the report and the log say how
@@ -165,45 +253,19 @@ impl Disks {
 
     /// Asks for the space of the disks, again and again; never ends.
     pub async fn watch_space(self: Rc<Self>, core: Core) {
-        let spaces = &self.spaces;
-        spaces.watched.set(true);
-        let (mut round_ns, mut in_round) = (core.now_ns(), false);
-        loop {
-            let next = || spaces.wanted.borrow_mut().pop_front();
-            if let Some(disk) = next() {
-                self.ask_space(&core, disk).await;
-                continue;
-            }
-            if std::mem::take(&mut in_round) {
-                self.warn_of_little_space(&core);
-            }
-            let pause_ns = round_ns.saturating_sub(core.now_ns());
-            let wanted = spaces.changed.wait_until(|| !spaces.wanted.borrow().is_empty());
-            if timeout(&core, pause_ns, wanted).await.is_err() {
-                (round_ns, in_round) = (core.now_ns() + ROUND_NS, true);
-                let names = self.names();
-                spaces.known.borrow_mut().retain(|known, _| names.contains(known));
-                spaces.wanted.borrow_mut().extend(names);
-            }
-        }
+        self.spaces.clone().watch(core, self).await;
     }
 
-    async fn ask_space(&self, core: &Core, disk: String) {
-        let Ok(target) = self.target(&disk) else { return };
-        let space = target.device().space(core).await;
-        let known = Known { space, at_ns: core.now_ns() };
-        self.spaces.known.borrow_mut().insert(disk, known);
-        self.spaces.changed.notify_all();
-    }
-
-    /// Warns of file systems that have little left for their images, once until it is enough again.
-    fn warn_of_little_space(&self, core: &Core) {
-        let mut all = BTreeMap::<u64, Together>::new();
+    /// What is known of the images on a file system.
+    fn together(&self, core: &Core, file_system: u64) -> Together {
+        let mut together = Together::default();
         self.each(|disk| {
             let Ok(serving) = &disk.serving else { return };
-            let Some(space) = self.space(core, &disk.spec.name) else { return };
+            let space = self.space(core, &disk.spec.name);
+            let Some(space) = space.filter(|space| space.file_system == file_system) else {
+                return;
+            };
             let geometry = serving.target.device().geometry();
-            let together = all.entry(space.file_system).or_default();
             (together.available, together.total) = (space.available, space.total);
             let rest = geometry.size_bytes.saturating_sub(space.occupied);
             if !geometry.read_only && rest > 0 {
@@ -211,29 +273,106 @@ impl Disks {
                 together.disks.push(disk.spec.name.clone());
             }
         });
-        let mut low = self.spaces.low.borrow_mut();
-        low.retain(|file_system| all.get(file_system).is_some_and(|all| !all.is_enough()));
-        for (file_system, mut together) in all {
-            if !together.is_low() || !low.insert(file_system) {
-                continue;
+        together
+    }
+}
+
+impl Watched for Disks {
+    fn all(&self) -> BTreeMap<String, u64> {
+        let mut all = BTreeMap::new();
+        self.each(|disk| {
+            if let Ok(serving) = &disk.serving {
+                // Those without an image are answered at once.
+                let file_system = serving.target.device().file_system().unwrap_or(0);
+                all.insert(disk.spec.name.clone(), file_system);
             }
-            together.disks.truncate(NAMED_MAX);
-            let Together { available, may_take, disks, .. } = together;
-            tracing::warn!(
-                disks = disks.join(", "),
-                available_bytes = available,
-                may_take_bytes = may_take,
-                "the file system of images has little space left"
-            );
-            let (available_bytes, may_take_bytes) = (available, may_take);
-            self.report(core, What::SpaceLow { disks, available_bytes, may_take_bytes });
+        });
+        all
+    }
+
+    async fn ask(&self, core: &Core, disk: &str) -> Option<Space> {
+        let target = self.target(disk).ok()?;
+        target.device().space(core).await
+    }
+
+    /// Warns of a file system that has little left for its images, once until it is enough again.
+    fn went_round(&self, core: &Core, file_system: u64) {
+        let mut together = self.together(core, file_system);
+        {
+            let mut low = self.spaces.low.borrow_mut();
+            if together.is_enough() {
+                low.remove(&file_system);
+            }
+            if !together.is_low() || !low.insert(file_system) {
+                return;
+            }
         }
+        together.disks.truncate(NAMED_MAX);
+        let Together { available, may_take, disks, .. } = together;
+        tracing::warn!(
+            disks = disks.join(", "),
+            available_bytes = available,
+            may_take_bytes = may_take,
+            "the file system of images has little space left"
+        );
+        let (available_bytes, may_take_bytes) = (available, may_take);
+        self.report(core, What::SpaceLow { disks, available_bytes, may_take_bytes });
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use reactor::sim::{SimConfig, World};
+
     use super::*;
+
+    /// Disk `dN` is on file system N. File system 1 does not answer.
+    #[derive(Default)]
+    struct Silent {
+        asked: RefCell<Vec<String>>,
+        rounds: RefCell<Vec<u64>>,
+    }
+
+    impl Watched for Silent {
+        fn all(&self) -> BTreeMap<String, u64> {
+            [("d1".to_owned(), 1), ("d1b".to_owned(), 1), ("d2".to_owned(), 2)].into()
+        }
+
+        async fn ask(&self, _: &Core, disk: &str) -> Option<Space> {
+            self.asked.borrow_mut().push(disk.to_owned());
+            if disk != "d2" {
+                std::future::pending::<()>().await;
+            }
+            Some(Space { occupied: 1, available: 2, total: 3, file_system: 2 })
+        }
+
+        fn went_round(&self, _: &Core, file_system: u64) {
+            self.rounds.borrow_mut().push(file_system);
+        }
+    }
+
+    #[test]
+    fn a_file_system_that_does_not_answer_holds_up_no_other_one() {
+        let world = World::new(1, 1, SimConfig::default());
+        let run = world.run(|core| async move {
+            let (spaces, disks) = (Rc::<Spaces>::default(), Rc::<Silent>::default());
+            let watching = spaces.clone().watch(core.clone(), disks.clone());
+            let watching = core.spawn(Class::Background, watching).owned();
+            core.sleep_ns(2 * ROUND_NS + ROUND_NS / 2).await;
+            assert_eq!(*disks.rounds.borrow(), [2, 2, 2]);
+
+            // Whoever wants to know of all hears of the other one, and asks no second time.
+            let names = ["d1", "d1b", "d2"].map(str::to_owned);
+            spaces.refresh(&core, names.to_vec(), core.now_ns()).await;
+            let now_ns = core.now_ns();
+            assert!(spaces.of(now_ns, "d1").is_none() && spaces.of(now_ns, "d2").is_some());
+            let asked = disks.asked.borrow();
+            assert_eq!(asked.iter().filter(|disk| *disk != "d2").collect::<Vec<_>>(), ["d1"]);
+            assert_eq!(asked.len(), 1 + 4);
+            drop(watching);
+        });
+        run.unwrap();
+    }
 
     #[test]
     fn little_is_what_is_less_than_a_share_and_than_what_may_be_taken() {

@@ -212,6 +212,11 @@ impl FileDevice {
         core.space(&self.image.file).await.ok().flatten()
     }
 
+    /// The number of its file system, or of the block device.
+    pub fn file_system(&self) -> u64 {
+        self.image.file.device()
+    }
+
     pub async fn resize(&self, core: &Core, size: u64) -> Result<(), Error> {
         let file = core.attach(&self.image.file);
         let text = || format!("cannot give {} {size} bytes", self.image.file.path().display());
