@@ -42,6 +42,10 @@ const LANES: usize = 8;
 /// The same, and their bytes, for a target that takes long to answer.
 const FAR_LANES: usize = 32;
 const FAR_PIECE_BYTES: u64 = 128 << 10;
+/// What the copies of a core may have in buffers together, as a part of its memory.
+const BUDGET_PART: usize = 4;
+/// Granules at which a lane, or a count of what is marked, looks before others get their turns.
+const LOOK_GRANULES: u64 = 128 << 10;
 /// How long a lane that is not used does not notice that it is again, in nanoseconds.
 const LOOK_NS: u64 = 20_000_000;
 /// The device is asked for the extents of so many bytes, and so many extents, at once.
@@ -56,6 +60,11 @@ pub struct Copy {
     map: Arc<DirtyMap>,
     size_bytes: u64,
     copied_bytes: Cell<u64>,
+    /// What was marked at the last count, without what was taken since.
+    known_left_bytes: Cell<u64>,
+    /// What its pieces have in buffers.
+    held_bytes: Cell<u64>,
+    budget: Rc<Budget>,
     gentle: Cell<bool>,
     /// When all that was ordered at the present rate is paid for.
     paid_ns: Cell<u64>,
@@ -85,6 +94,9 @@ impl Copy {
             map,
             size_bytes: source.size_bytes(),
             copied_bytes: Cell::new(0),
+            known_left_bytes: Cell::new(0),
+            held_bytes: Cell::new(0),
+            budget: core.local(),
             gentle: Cell::new(false),
             paid_ns: Cell::new(0),
             waiting_bytes: Cell::new(0),
@@ -99,9 +111,38 @@ impl Copy {
         self.copied_bytes.get()
     }
 
-    /// The bytes that are marked now.
+    /// The bytes that are marked now. Reads the whole bitmap without a pause.
     pub fn left_bytes(&self) -> u64 {
-        self.map.marked() * self.map.granule()
+        let left = self.map.marked(0, self.granules()) * self.map.granule();
+        self.known_left_bytes.set(left);
+        left
+    }
+
+    /// The same, with pauses in which others get their turns: what is marked meanwhile may be
+    /// missing. Suspends.
+    pub async fn count_left_bytes(&self) -> u64 {
+        let (mut at, mut marked, granules) = (0, 0, self.granules());
+        loop {
+            let end = granules.min(at + LOOK_GRANULES);
+            marked += self.map.marked(at, end);
+            if end == granules {
+                break;
+            }
+            at = end;
+            self.core.yield_now().await;
+        }
+        let left = marked * self.map.granule();
+        self.known_left_bytes.set(left);
+        left
+    }
+
+    /// The bytes that were marked at the last count, without what was taken since. Costs nothing.
+    pub fn known_left_bytes(&self) -> u64 {
+        self.known_left_bytes.get()
+    }
+
+    fn granules(&self) -> u64 {
+        self.size_bytes.div_ceil(self.map.granule())
     }
 
     /// Copies in short pieces and, unless the target is far, with few at the same time, for the
@@ -123,6 +164,11 @@ impl Copy {
             (false, true) => (LANES / 4, GENTLE_PIECE_BYTES),
             (false, false) => (LANES, PIECE_BYTES),
         }
+    }
+
+    /// The bytes per second that it may copy; 0 is no limit.
+    pub fn rate(&self) -> u64 {
+        self.bytes_per_second.get()
     }
 
     /// Copies at most so many bytes per second; 0 is no limit.
@@ -158,6 +204,8 @@ impl Copy {
                     clears.push(self.target.clear(at, extent.len));
                 } else {
                     self.map.mark_range(at, extent.len);
+                    let known_bytes = self.known_left_bytes.get() + extent.len;
+                    self.known_left_bytes.set(known_bytes.min(self.size_bytes));
                 }
                 at += extent.len;
             }
@@ -173,6 +221,7 @@ impl Copy {
     /// # Errors
     /// When one of the devices fails. What was marked may not be marked any more.
     pub async fn pass(&self) -> Result<u64, Error> {
+        let _copies = Copies::new(&self.budget);
         let before = self.copied_bytes.get();
         let (cursor, failed) = (Cell::new(0), RefCell::new(None));
         let mut lanes: Vec<Pin<Box<dyn Future<Output = ()> + '_>>> = Vec::new();
@@ -196,11 +245,21 @@ impl Copy {
                 self.core.sleep_ns(LOOK_NS).await;
                 continue;
             }
-            let Some(taken) = self.map.take(cursor.get()) else {
-                // The others need not look again.
-                return cursor.set(u64::MAX);
+            // A long row of nothing keeps nobody waiting: each lane looks at its part of it.
+            let (from, granules) = (cursor.get(), self.granules());
+            let end = granules.min(from.saturating_add(LOOK_GRANULES));
+            let Some(taken) = self.map.take_before(from, end) else {
+                if end == granules {
+                    // The others need not look again.
+                    return cursor.set(u64::MAX);
+                }
+                cursor.set(end);
+                self.core.yield_now().await;
+                continue;
             };
             cursor.set(taken.first + u64::from(u64::BITS));
+            let bytes = u64::from(taken.bits.count_ones()) * self.map.granule();
+            self.known_left_bytes.set(self.known_left_bytes.get().saturating_sub(bytes));
             for (first, count) in runs(taken.bits) {
                 let granule = self.map.granule();
                 let from = (taken.first + u64::from(first)) * granule;
@@ -246,8 +305,8 @@ impl Copy {
     }
 
     async fn piece(&self, offset: u64, len: u64) -> Result<(), Error> {
-        let buf = self.core.alloc_wait(len as usize).await;
-        let buf = buf.map_err(|error| Error::io("a buffer for a copy", error))?;
+        let _held = self.hold(len).await;
+        let buf = alloc(&self.core, len).await?;
         let (status, buf) = self.source.run(request(Kind::Read, offset, len), Some(buf)).await;
         ended(status, "reading the device", offset)?;
         let Some(buf) = buf else { return Err(gone()) };
@@ -258,6 +317,21 @@ impl Copy {
         }
         self.copied_bytes.set(self.copied_bytes.get() + len);
         Ok(())
+    }
+
+    /// Waits until these bytes may be in a buffer, and counts them. A copy may always have one
+    /// piece, and more while it has less than its part of what the copies of this core may have.
+    async fn hold(&self, len: u64) -> Held<'_> {
+        let (budget, own) = (&self.budget, &self.held_bytes);
+        let most = (self.core.pool().limit() / BUDGET_PART) as u64;
+        let fits = || {
+            let part = most / budget.copies.get().max(1);
+            own.get() == 0 || own.get() + len <= part && budget.held_bytes.get() + len <= most
+        };
+        budget.changed.wait_until(fits).await;
+        own.set(own.get() + len);
+        budget.held_bytes.set(budget.held_bytes.get() + len);
+        Held { copy: self, len }
     }
 
     /// Makes the copy durable. Suspends.
@@ -271,6 +345,64 @@ impl Copy {
             return Err(Error::new(ErrorKind::Io, what));
         }
         self.target.flush().await
+    }
+}
+
+/// What the copies of a core have in buffers together, also while their targets do not answer.
+#[derive(Default)]
+struct Budget {
+    held_bytes: Cell<u64>,
+    /// Passes under way.
+    copies: Cell<u64>,
+    /// Notified when there may be more room.
+    changed: Event,
+}
+
+/// A pass under way.
+struct Copies<'a>(&'a Budget);
+
+impl<'a> Copies<'a> {
+    fn new(budget: &'a Budget) -> Copies<'a> {
+        budget.copies.set(budget.copies.get() + 1);
+        Copies(budget)
+    }
+}
+
+impl Drop for Copies<'_> {
+    fn drop(&mut self) {
+        self.0.copies.set(self.0.copies.get() - 1);
+        self.0.changed.notify_all();
+    }
+}
+
+/// The bytes of a piece that is under way.
+struct Held<'a> {
+    copy: &'a Copy,
+    len: u64,
+}
+
+impl Drop for Held<'_> {
+    fn drop(&mut self) {
+        let Copy { budget, held_bytes, .. } = self.copy;
+        held_bytes.set(held_bytes.get() - self.len);
+        budget.held_bytes.set(budget.held_bytes.get() - self.len);
+        budget.changed.notify_all();
+    }
+}
+
+/// A buffer. Suspends until there is memory for it, however long others hold that.
+///
+/// # Errors
+/// When it is larger than all of the core's memory.
+async fn alloc(core: &Core, len: u64) -> Result<Buf, Error> {
+    loop {
+        match core.alloc_wait(len as usize).await {
+            Ok(buf) => return Ok(buf),
+            Err(_) if core.pool().could_hold(len as usize) => {
+                tracing::warn!(bytes = len, "a copy waits for memory that others hold");
+            }
+            Err(error) => return Err(Error::io("a buffer for a copy", error)),
+        }
     }
 }
 

@@ -325,9 +325,12 @@ impl DirtyMap {
         size_bytes.div_ceil(self.granule) <= self.words.saturating_mul(64)
     }
 
-    /// Number of granules that are marked now.
-    pub fn marked(&self) -> u64 {
-        self.marks().dirty.iter().map(|word| u64::from(word_bits(word))).sum()
+    /// Number of granules from `from` up to `end` that are marked now, in whole words: `from` is a
+    /// multiple of 64.
+    pub(crate) fn marked(&self, from: u64, end: u64) -> u64 {
+        let end = end.div_ceil(64).min(self.words) as usize;
+        let from = ((from / 64) as usize).min(end);
+        self.marks().dirty[from..end].iter().map(|word| u64::from(word_bits(word))).sum()
     }
 
     /// The file from which another process maps it.
@@ -348,13 +351,18 @@ impl DirtyMap {
     /// Takes the marks of the next 64 granules, from `from` on, that have any. Later reads of the
     /// device are at least as new as the marks. There may be only one copier.
     pub fn take(&self, from: u64) -> Option<Taken> {
+        self.take_before(from, u64::MAX)
+    }
+
+    /// The same, and looks only at granules before `end`, in whole words.
+    pub(crate) fn take_before(&self, from: u64, end: u64) -> Option<Taken> {
         let marks = self.marks();
         let barrier = || {
             if self.has_barrier && !membarrier(libc::MEMBARRIER_CMD_GLOBAL_EXPEDITED) {
                 self.broken.store(true, Ordering::Relaxed);
             }
         };
-        self.find(from, |word| marks.take(word, barrier))
+        self.find(from, end, |word| marks.take(word, barrier))
     }
 
     /// Finishes taken marks, after their granules were copied.
@@ -369,11 +377,11 @@ impl DirtyMap {
     /// died.
     pub fn unfinished(&self, from: u64) -> Option<Taken> {
         let marks = self.marks();
-        self.find(from, |word| marks.unfinished(word))
+        self.find(from, u64::MAX, |word| marks.unfinished(word))
     }
 
-    fn find(&self, from: u64, look: impl Fn(usize) -> u64) -> Option<Taken> {
-        (from / 64..self.words).find_map(|word| {
+    fn find(&self, from: u64, end: u64, look: impl Fn(usize) -> u64) -> Option<Taken> {
+        (from / 64..end.div_ceil(64).min(self.words)).find_map(|word| {
             let bits = look(word as usize);
             (bits != 0).then_some(Taken { first: word * 64, bits })
         })

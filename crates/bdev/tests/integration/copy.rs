@@ -1,7 +1,11 @@
 //! Copies of devices that are in use.
 
-use bdev::{Bdev, Copy};
-use reactor::{Either, race};
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+
+use bdev::{Bdev, Copy, CopyTarget, TargetStep};
+use reactor::sim::{SimConfig, World};
+use reactor::{Buf, Class, Core, Either, Event, race};
 
 use crate::common::copied::target_of;
 use crate::common::{PLACES, Place, copied};
@@ -91,5 +95,168 @@ fn a_target_that_fails_ends_the_copy() {
         let copy = Copy::new(&core, &tracked, target_of(&core, &target)).unwrap();
         let error = copy.pass().await.unwrap_err().to_string();
         assert!(error.contains("writing the target at byte 8192: no space left"), "{error}");
+    });
+}
+
+/// Another node that does not answer for now.
+#[derive(Default)]
+struct Away {
+    answers: Cell<bool>,
+    back: Event,
+    written_bytes: Cell<u64>,
+}
+
+struct ToAway(Rc<Away>);
+
+impl CopyTarget for ToAway {
+    fn is_far(&self) -> bool {
+        true
+    }
+
+    fn write(&self, _: u64, len: u64, buf: Buf) -> TargetStep<'_> {
+        Box::pin(async move {
+            self.0.back.wait_until(|| self.0.answers.get()).await;
+            self.0.written_bytes.set(self.0.written_bytes.get() + len);
+            drop(buf);
+            Ok(())
+        })
+    }
+
+    fn zero(&self, _: u64, _: u64, _: Buf) -> TargetStep<'_> {
+        Box::pin(async { Ok(()) })
+    }
+
+    fn clear(&self, _: u64, _: u64) -> TargetStep<'_> {
+        Box::pin(async { Ok(()) })
+    }
+
+    fn flush(&self) -> TargetStep<'_> {
+        Box::pin(async { Ok(()) })
+    }
+}
+
+/// A copy of a device that is full of data.
+async fn copy_of_data(core: &Core, away: &Rc<Away>) -> Copy {
+    let source = Bdev::open(core, "mem:1M").await.unwrap();
+    let channel = bdev::TaskChannel::new(&source, core).unwrap();
+    let mut buf = core.alloc(1 << 20).unwrap();
+    buf.fill(7);
+    let io =
+        bdev::BufIo { kind: bdev::Kind::Write, offset: 0, len: 1 << 20, at: 0, fua: false, tag: 0 };
+    assert_eq!(channel.run(io, Some(buf)).await.0, bdev::Status::Ok);
+    let tracked = source.tracked(core, 16384).await.unwrap();
+    Copy::new(core, &tracked, Box::new(ToAway(away.clone()))).unwrap()
+}
+
+#[test]
+fn copies_to_a_target_that_does_not_answer_leave_others_their_memory() {
+    const MEMORY: usize = 8 << 20;
+    const COPIES: usize = 20;
+    let config = SimConfig { memory: MEMORY, ..SimConfig::default() };
+    let run = World::new(1, 1, config).run(|core| async move {
+        let away = Rc::<Away>::default();
+        let ended = Rc::<RefCell<Vec<_>>>::default();
+        let mut copies = Vec::new();
+        for _ in 0..COPIES {
+            let copy = copy_of_data(&core, &away).await;
+            let ended = ended.clone();
+            copies.push(core.spawn(Class::Background, async move {
+                copy.begin().await.unwrap();
+                let passed = copy.pass().await;
+                ended.borrow_mut().push(passed.map_err(|error| error.to_string()));
+            }));
+        }
+        core.sleep_ns(60_000_000_000).await;
+        assert_eq!(*ended.borrow(), []);
+        assert!(core.pool().used() <= MEMORY / 4 + COPIES * (128 << 10));
+        assert!(core.alloc(2 << 20).is_some());
+        // Others may hold the rest for a long time, too.
+        let mut others = Vec::new();
+        while let Some(buf) = core.alloc(16 << 10) {
+            others.push(buf);
+        }
+        away.answers.set(true);
+        away.back.notify_all();
+        core.sleep_ns(15_000_000_000).await;
+        drop(others);
+        for copy in copies {
+            copy.await;
+        }
+        assert_eq!(*ended.borrow(), vec![Ok(1 << 20); COPIES]);
+        assert_eq!(away.written_bytes.get(), (COPIES as u64) << 20);
+        assert_eq!(core.pool().used(), 0);
+    });
+    run.unwrap();
+}
+
+#[test]
+fn memory_that_others_hold_for_long_delays_a_copy() {
+    let config = SimConfig { memory: 8 << 20, ..SimConfig::default() };
+    let run = World::new(1, 1, config).run(|core| async move {
+        let away = Rc::<Away>::default();
+        away.answers.set(true);
+        let copy = copy_of_data(&core, &away).await;
+        copy.begin().await.unwrap();
+        let mut others = Vec::new();
+        while let Some(buf) = core.alloc(16 << 10) {
+            others.push(buf);
+        }
+        let release = async {
+            core.sleep_ns(25_000_000_000).await;
+            drop(others);
+            std::future::pending::<()>().await;
+        };
+        match race(release, copy.pass()).await {
+            Either::First(()) => unreachable!(),
+            Either::Second(passed) => assert_eq!(passed.unwrap(), 1 << 20),
+        }
+    });
+    run.unwrap();
+}
+
+#[test]
+fn others_get_their_turns_while_a_large_bitmap_is_read() {
+    Place::Sim.run("large", 512, |core, _| async move {
+        const SIZE: u64 = 1 << 40;
+        let source = Bdev::open(&core, "null:1T").await.unwrap();
+        let tracked = source.tracked(&core, 16384).await.unwrap();
+        let away = Rc::<Away>::default();
+        away.answers.set(true);
+        let copy = Copy::new(&core, &tracked, Box::new(ToAway(away))).unwrap();
+        let turns = Rc::new(Cell::new(0));
+        let (counts, other) = (turns.clone(), core.clone());
+        let counting = core.spawn(Class::Foreground, async move {
+            loop {
+                counts.set(counts.get() + 1);
+                other.yield_now().await;
+            }
+        });
+        let _counting = counting.owned();
+        let channel = bdev::TaskChannel::new(&tracked, &core).unwrap();
+        for offset in [0, SIZE / 2, SIZE - 4096] {
+            let io = bdev::BufIo {
+                kind: bdev::Kind::WriteZeroes { unmap: true },
+                offset,
+                len: 4096,
+                at: 0,
+                fua: false,
+                tag: 0,
+            };
+            assert_eq!(channel.run(io, None).await.0, bdev::Status::Ok);
+        }
+        let from = turns.get();
+        let began = std::time::Instant::now();
+        assert_eq!(copy.count_left_bytes().await, 3 * 16384);
+        println!("counted in {:?}", began.elapsed());
+        assert_eq!(copy.known_left_bytes(), 3 * 16384);
+        assert_eq!(copy.left_bytes(), 3 * 16384);
+        let counted = turns.get();
+        assert!(counted - from > 100, "{} turns", counted - from);
+        let began = std::time::Instant::now();
+        assert_eq!(copy.pass().await.unwrap(), 3 * 16384);
+        println!("passed in {:?}", began.elapsed());
+        assert_eq!(copy.known_left_bytes(), 0);
+        assert!(turns.get() - counted > 10, "{} turns", turns.get() - counted);
+        assert_eq!(copy.count_left_bytes().await, 0);
     });
 }
