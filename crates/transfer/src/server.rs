@@ -217,7 +217,7 @@ struct Connection {
     disk: RefCell<Option<String>>,
     /// Requests in flight.
     requests: Cell<usize>,
-    /// Bytes of the request that is being received.
+    /// Bytes that are counted for the request that is being received.
     receiving: Cell<usize>,
     /// Notified when one has ended.
     done: Event,
@@ -319,6 +319,10 @@ impl Connection {
                 continue;
             }
             self.done.wait_until(|| self.requests.get() < REQUESTS_MAX).await;
+            if kind == Kind::Compare {
+                // Its data is read here.
+                self.reserve(received.frame.len.min(PIECE_BYTES_MAX.into())).await;
+            }
             self.requests.set(self.requests.get() + 1);
             let permit = Permit { connection: self.clone(), bytes: self.receiving.take() };
             let (destination, device) = (destination.clone(), device.clone());
@@ -374,14 +378,18 @@ impl Connection {
 
     /// A buffer for data, when there is room.
     async fn room(&self, len: usize) -> Result<Buf, Broken> {
-        let server = &self.server;
+        self.reserve(len as u64).await;
+        Ok(self.server.core.alloc_wait(len).await?)
+    }
+
+    /// Waits until a request may have a buffer of so many bytes, and counts them.
+    async fn reserve(&self, bytes: u64) {
+        let (server, bytes) = (&self.server, bytes as usize);
         // One piece of a disk is always taken: other disks may wait for their devices.
-        let fits = || self.requests.get() == 0 || server.bytes.get() + len <= server.bytes_max;
+        let fits = || self.requests.get() == 0 || server.bytes.get() + bytes <= server.bytes_max;
         server.changed.wait_until(fits).await;
-        let buf = server.core.alloc_wait(len).await?;
-        server.bytes.set(server.bytes.get() + len);
-        self.receiving.set(len);
-        Ok(buf)
+        server.bytes.set(server.bytes.get() + bytes);
+        self.receiving.set(bytes);
     }
 
     fn answer(&self, id: u64, outcome: Outcome, text: &str) {

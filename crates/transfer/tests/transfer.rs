@@ -304,11 +304,19 @@ fn strangers_that_are_silent_keep_no_source_out() {
 
 /// Kinds of frames.
 const HELLO: u8 = 1;
+const WRITE: u8 = 2;
+const COMPARE: u8 = 4;
 const PING: u8 = 9;
 
 /// A frame as in `docs/formats/transfer.md`.
 fn frame(kind: u8, payload: &[u8]) -> Vec<u8> {
-    let mut bytes = [&b"MRDT"[..], &[kind], &[0; 27]].concat();
+    frame_for(kind, 0, 0, payload)
+}
+
+/// A frame for a range of the disk, which is its request's number, too.
+fn frame_for(kind: u8, offset: u64, len: u64, payload: &[u8]) -> Vec<u8> {
+    let numbers = [offset, offset, len].map(u64::to_le_bytes).concat();
+    let mut bytes = [&b"MRDT"[..], &[kind], &[0; 3], &numbers].concat();
     bytes.extend_from_slice(&(payload.len() as u32).to_le_bytes());
     let crc = crc32c::crc32c_append(crc32c::crc32c(&bytes), payload);
     [&bytes[..], &crc.to_le_bytes(), payload].concat()
@@ -332,4 +340,47 @@ fn a_source_that_takes_no_answers_is_not_read() {
         }
     });
     run.unwrap();
+}
+
+/// What requests hold is bounded, however slow the device is: data that comes, and data that is
+/// compared.
+#[test]
+fn what_requests_hold_is_bounded() {
+    const MEMORY: usize = 16 << 20;
+    const PIECE: u64 = 1 << 20;
+    for kind in [WRITE, COMPARE] {
+        let config = SimConfig { memory: MEMORY, ..SimConfig::default() };
+        let run = World::new(5, 1, config).run(move |core| async move {
+            let source = Bdev::open(&core, "mem:16M").await.unwrap();
+            let (_disk, _server) = waiting(&core, "delay:all=200ms..200ms|mem:16M").await;
+            let socket = core.connect(address()).unwrap();
+            let hello = serde_json::to_vec(&hello("a", &source)).unwrap();
+            socket.send(frame(HELLO, &hello)).await.0.unwrap();
+            let payload = vec![0; if kind == WRITE { PIECE as usize } else { 16 }];
+            let (sending, other) = (Rc::new(socket), core.clone());
+            let receiving = sending.clone();
+            core.spawn(Class::Foreground, async move {
+                for nth in 0..64 {
+                    let range = frame_for(kind, nth % 16 * PIECE, PIECE, &payload);
+                    sending.send(range).await.0.unwrap();
+                }
+            });
+            let answers = Rc::new(Cell::new(0));
+            let told = answers.clone();
+            core.spawn(Class::Foreground, async move {
+                // The first one is the answer to Hello.
+                while let (Ok(count @ 1..), _) = receiving.recv(Vec::new(), 1 << 16).await {
+                    told.set(told.get() + count);
+                }
+            });
+            let (mut most, began_ns) = (0, other.now_ns());
+            while answers.get() < 65 * 40 && other.now_ns() < began_ns + 60_000_000_000 {
+                most = most.max(other.pool().used());
+                other.sleep_ns(1_000_000).await;
+            }
+            assert!(answers.get() >= 65 * 40, "{} bytes of answers", answers.get());
+            assert!(most <= MEMORY / 4, "{most} bytes for requests of kind {kind}");
+        });
+        run.unwrap();
+    }
 }
