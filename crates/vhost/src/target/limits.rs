@@ -20,6 +20,9 @@ use std::sync::{Arc, Weak};
 use arc_swap::ArcSwapOption;
 use bdev::{Kind, Limit, Rates};
 
+/// What a discard or a write of zeroes costs at most in the limit of writes: what that earns in
+/// this time, in seconds. Their ranges may be as long as the disk, and the guest waits meanwhile.
+const ZEROES_MAX: u64 = 5;
 /// How long a ring waits before it asks again whether its limits have changed, in nanoseconds.
 const ASK_NS: u64 = 50_000_000;
 
@@ -28,7 +31,7 @@ const ASK_NS: u64 = 50_000_000;
 pub(crate) struct DiskLimits {
     own: Arc<Limit>,
     group: ArcSwapOption<(String, Arc<Limit>)>,
-    /// Limits only what changes the disk.
+    /// Limits only what changes the disk, also discards and zeroes by their ranges.
     writes: ArcSwapOption<Limit>,
     /// Increased by each change, after it.
     changes: AtomicU64,
@@ -50,7 +53,8 @@ impl DiskLimits {
         self.changed();
     }
 
-    /// Limits the bytes per second that change the disk; 0 is no limit.
+    /// Limits the bytes per second that change the disk; 0 is no limit. The ranges of discards and
+    /// zeroes count as well.
     pub fn set_writes(&self, bytes_per_second: u64) {
         let limit = (bytes_per_second > 0)
             .then(|| Arc::new(Limit::new(Rates { iops: 0, bytes: bytes_per_second, burst_ns: 0 })));
@@ -192,12 +196,26 @@ impl RingLimits {
         let piece = Piece { len: self.paid_bytes.min(piece.len), ..piece };
         let count = self.count(piece.kind);
         while self.paid_from_ns <= now_ns && self.paid < count {
-            self.paid_from_ns = piece.spend(&self.limits[self.paid], now_ns);
+            self.paid_from_ns = self.spend(self.paid, piece, now_ns);
             self.paid += 1;
         }
         match self.paid_from_ns <= now_ns {
             true => Ok(piece.len),
             false => Err(self.paid_from_ns.min(now_ns + ASK_NS)),
+        }
+    }
+
+    /// Spends the cost of a piece at one of the limits; returns the time from which it is paid.
+    fn spend(&self, at: usize, piece: Piece, now_ns: u64) -> u64 {
+        let limit = &self.limits[at];
+        let is_for_writes = self.has_writes && at + 1 == self.limits.len();
+        match piece.kind {
+            Kind::Discard | Kind::WriteZeroes { .. } if is_for_writes => {
+                let most = limit.rates().bytes.saturating_mul(ZEROES_MAX);
+                let len = piece.len.min(most);
+                Piece { kind: Kind::Write, len, ..piece }.spend(limit, now_ns)
+            }
+            _ => piece.spend(limit, now_ns),
         }
     }
 
@@ -211,8 +229,8 @@ impl RingLimits {
     #[cold]
     pub fn pay_the_rest(&mut self, piece: Piece, now_ns: u64) {
         let count = self.count(piece.kind).max(self.paid);
-        for limit in &self.limits[self.paid..count] {
-            piece.spend(limit, now_ns);
+        for at in self.paid..count {
+            self.spend(at, piece, now_ns);
         }
         self.paid = count;
     }
@@ -287,6 +305,39 @@ mod tests {
         }
         disk.set_writes(0);
         assert!(ring[0].admit(piece(Kind::Write, 4096), 2 * SECOND).is_ok());
+    }
+
+    #[test]
+    fn a_limit_of_writes_counts_discards_and_zeroes_and_other_limits_do_not() {
+        for kind in [Kind::Discard, Kind::WriteZeroes { unmap: true }] {
+            let disk = Arc::<DiskLimits>::default();
+            disk.set(rates(0, 4096), SECOND);
+            disk.set_writes(4096 * 100);
+            let mut ring = RingLimits::new(disk.clone());
+            let begun_until = |ring: &mut RingLimits, ns: u64, len: u64| {
+                let mut count = 0;
+                while ring.admit(piece(kind, len), ns).is_ok() {
+                    ring.begun();
+                    count += 1;
+                    assert!(count < 1_000_000, "nothing limits the ring");
+                }
+                count
+            };
+            let counts =
+                (1..=100).map(|at| begun_until(&mut ring, SECOND + at * SECOND / 100, 4096));
+            let count: u64 = counts.sum();
+            assert!((98..=102).contains(&count), "{count}");
+            // A long range delays what follows, but not for ever.
+            ring.pay_the_rest(piece(kind, 4096), 3 * SECOND);
+            ring.begun();
+            assert!(ring.admit(piece(kind, 1 << 40), 4 * SECOND).is_ok());
+            ring.begun();
+            assert!(ring.admit(piece(kind, 4096), 8 * SECOND).is_err());
+            assert!(ring.admit(piece(kind, 4096), (4 + ZEROES_MAX) * SECOND).is_ok());
+            ring.begun();
+            disk.set_writes(0);
+            assert!(ring.admit(piece(kind, 1 << 40), (4 + ZEROES_MAX) * SECOND).is_ok());
+        }
     }
 
     #[test]
