@@ -281,6 +281,8 @@ impl Disks {
             return Err(error);
         }
         self.limits.borrow_mut().forget(name);
+        // The next disk of this name has not moved.
+        self.moves.borrow_mut().remove(name);
         self.forget_transfer(core, name).await;
         // A disk that follows may have come meanwhile.
         let was =
