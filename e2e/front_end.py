@@ -8,13 +8,16 @@ import struct
 import guest
 
 GET_FEATURES, SET_FEATURES, SET_OWNER, SET_MEM_TABLE, SET_VRING_NUM, SET_VRING_ADDR, SET_VRING_BASE = 1, 2, 3, 5, 8, 9, 10
+SET_LOG_BASE, GET_VRING_BASE = 6, 11
 SET_VRING_KICK, SET_VRING_CALL, GET_PROTOCOL_FEATURES, SET_PROTOCOL_FEATURES, SET_VRING_ENABLE = 12, 13, 15, 16, 18
 # Flags of a message.
 VERSION, NEED_REPLY = 1, 8
 # Flush, discard, write zeroes, vhost-user's own features, virtio 1.
 FEATURES = 1 << 9 | 1 << 13 | 1 << 14 | 1 << 30 | 1 << 32
-# Several rings, acknowledgements.
-PROTOCOL = 1 << 0 | 1 << 3
+# Several rings, logs of migrations in shared memory, acknowledgements.
+PROTOCOL = 1 << 0 | 1 << 1 | 1 << 3
+# The memory that the device writes is logged: the machine migrates.
+LOG_ALL = 1 << 26
 FLUSH, DISCARD, ZEROES = 4, 11, 13
 UNMAP = 1
 OK, IO_ERROR, UNSUPPORTED = 0, 1, 2
@@ -94,6 +97,20 @@ class FrontEnd:
             self.do(SET_VRING_CALL, struct.pack("<Q", ring), [self.calls[ring]])
             self.do(SET_VRING_KICK, struct.pack("<Q", ring), [self.kicks[ring]])
             self.do(SET_VRING_ENABLE, struct.pack("<II", ring, 1))
+
+    def begin_migration(self):
+        log = os.memfd_create("log")
+        os.truncate(log, BYTES)
+        self.send(SET_LOG_BASE, struct.pack("<QQ", BYTES, 0), [log])
+        self.reply(SET_LOG_BASE)
+        os.close(log)
+        self.do(SET_FEATURES, struct.pack("<Q", FEATURES | LOG_ALL))
+
+    def stop(self):
+        """Stops the rings."""
+        for ring in range(RINGS):
+            self.send(GET_VRING_BASE, struct.pack("<II", ring, 0))
+            self.reply(GET_VRING_BASE)
 
     def offer(self, head, ring=0):
         """Makes the chain of descriptors that begins there available."""

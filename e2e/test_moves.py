@@ -6,11 +6,13 @@ import os
 import random
 import signal
 import subprocess
+import threading
 import time
 
 import guest
 import millrace
 import pytest
+from front_end import OK, ZEROES, FrontEnd
 from small_disk import SmallDisk
 from test_admin import Node, spec
 from test_disks import image
@@ -309,3 +311,37 @@ def test_what_cannot_be_moved_is_refused(tmp_path):
         assert "write=through" in node.refuses("move", "m", "--to", f"file:{tmp_path}/right.img")
         node.do("move", "m", "--to", f"file:{tmp_path}/right.img?write=through", "--finish-when-ready")
         assert node.disks()["m"]["uri"].endswith("write=through")
+
+
+def test_a_guest_that_writes_only_zeroes_is_slowed_down(node, tmp_path):
+    old, new = filled(tmp_path / "a.img"), tmp_path / "b.img"
+    node.do("attach", spec(tmp_path, "a", f"file:{old}"))
+    node.do("move", "--limit", "16M")
+    ended = threading.Event()
+
+    def zero(machine):
+        rng = random.Random(3)
+        while not ended.is_set():
+            assert machine.range(ZEROES, rng.randrange(SIZE // 65536) * 65536, 65536) == OK
+
+    with FrontEnd(tmp_path / "a.sock") as machine:
+        zeroing = threading.Thread(target=zero, args=[machine])
+        zeroing.start()
+        try:
+            move(node, "a", new, "--finish-when-ready", "--background")
+            guest.wait_for("the limit", lambda: status(node)["writes_bytes_per_second"], 40)
+            until(node, "done")
+        finally:
+            ended.set()
+            zeroing.join()
+    assert "writes-limited" in names(events(node))
+
+
+def test_a_new_disk_has_not_moved(node, tmp_path):
+    old, new = filled(tmp_path / "a.img"), tmp_path / "b.img"
+    node.do("attach", spec(tmp_path, "a", f"file:{old}"))
+    move(node, "a", new, "--finish-when-ready")
+    assert status(node)["stage"] == "done"
+    node.do("detach", "a")
+    node.do("attach", spec(tmp_path, "a", f"file:{old}"))
+    assert json.loads(node.do("move", "--status", "a", "--json"))["moves"] == []

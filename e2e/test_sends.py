@@ -14,6 +14,7 @@ import guest
 import millrace
 import pytest
 from certificates import Certificates
+from front_end import FrontEnd
 from sends import MIB, Between, Store
 from test_disks import Disks, image, own_program
 from test_events import Follower, events
@@ -228,6 +229,28 @@ def test_a_guest_that_writes_faster_than_its_disk_is_sent_is_slowed_down(nodes, 
     assert here.status()["writes_bytes_per_second"] is None
     writes.kill()
     writes.communicate()
+
+
+def test_the_limit_of_moves_does_not_hold_while_a_guest_waits(nodes, tmp_path):
+    here, there = nodes
+    for disk in "ab":
+        here.attach(f"file:{filled(tmp_path / f'{disk}.img')}", disk)
+        there.awaits(f"file:{image(tmp_path / f'{disk}-new.img', 32)}", disk)
+    here.do("move", "--limit", "256K")
+    with FrontEnd(here.socket()) as machine:
+        here.send(there, "a", "--background")
+        guest.wait_for("some of it", lambda: here.status()["copied_bytes"] > 0)
+        machine.begin_migration()
+        time.sleep(0.5)
+        assert here.status()["stage"] == "copying"
+        # Most is not copied. A pass is under way.
+        machine.stop()
+        here.send(there, "b", "--background")
+        here.until("done", timeout=15)
+    assert filecmp.cmp(tmp_path / "a.img", tmp_path / "a-new.img", shallow=False)
+    # The limit holds for others.
+    assert here.status("b")["copied_bytes"] < 8 * MIB
+    here.do("move", "b", "--abort")
 
 
 def test_limits_travel(nodes, tmp_path):

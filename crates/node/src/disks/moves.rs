@@ -69,6 +69,9 @@ const LEAVE_NS: u64 = 5_000_000_000;
 const CONTINUED_NS: u64 = 10_000_000_000;
 /// How often a pass of a copy looks whether others use the disk, in nanoseconds.
 const LOOK_NS: u64 = 100_000_000;
+/// How many rounds, and for how long, a move makes no progress before operators are told.
+const FRUITLESS_MAX: u32 = 10;
+const FRUITLESS_NS: u64 = 10_000_000_000;
 /// Rounds without progress before writes are limited, and the lowest limit in bytes per second.
 const STALLED_MAX: u32 = 1;
 const WRITES_MIN: u64 = 256 << 10;
@@ -142,6 +145,8 @@ pub(crate) struct Move {
     rest_bytes: Cell<u64>,
     /// What the guest may write, in bytes per second; 0 if that is not limited.
     writes_limit: Cell<u64>,
+    /// Its guest waits for the rest, so the rate that moves share does not hold for it.
+    guest_waits: Cell<bool>,
     /// The longest time that the guest has waited.
     pause_us: Cell<u64>,
     began_ns: u64,
@@ -215,7 +220,7 @@ impl Move {
 
     /// The bytes that have yet to be copied, as far as is known now.
     pub(super) fn left_bytes(&self) -> u64 {
-        self.copy.borrow().as_ref().map_or(0, |copy| copy.left_bytes())
+        self.copy.borrow().as_ref().map_or(0, |copy| copy.known_left_bytes())
     }
 
     /// What the guest may write, in bytes per second; 0 if that is not limited.
@@ -381,6 +386,7 @@ impl Disks {
             copied_bytes: Cell::new(0),
             rest_bytes: Cell::new(0),
             writes_limit: Cell::new(0),
+            guest_waits: Cell::new(false),
             pause_us: Cell::new(0),
             began_ns: core.now_ns(),
             ended_ns: Cell::new(0),
@@ -539,13 +545,23 @@ impl Disks {
         Ok(self.moves_report(core, None))
     }
 
-    /// Gives each move its part of the rate.
+    /// Gives each move its part of the rate, except those whose guests wait.
     pub(super) fn share_rate(&self) {
         let moves = self.moves.borrow();
         let active = || moves.values().filter(|moving| moving.is_active());
         let (rate, count) = (self.limits.borrow().moves, active().count().max(1) as u64);
-        for copy in active().filter_map(|moving| moving.copy.borrow().clone()) {
-            copy.limit(if rate == 0 { 0 } else { (rate / count).max(1) });
+        for moving in active() {
+            if let Some(copy) = &*moving.copy.borrow() {
+                let is_limited = rate > 0 && !moving.guest_waits.get();
+                copy.limit(if is_limited { (rate / count).max(1) } else { 0 });
+            }
+        }
+    }
+
+    /// Notes whether the guest of a move waits for it, and lifts the rate as long as it does.
+    pub(super) fn lift_rate(&self, moving: &Move, guest_waits: bool) {
+        if moving.guest_waits.replace(guest_waits) != guest_waits {
+            self.share_rate();
         }
     }
 
@@ -817,9 +833,15 @@ impl Disks {
         moving.copy.replace(Some(copy.clone()));
         self.share_rate();
         unless_stopped(moving, copy.begin()).await?;
-        moving.total_bytes.set(copy.left_bytes());
+        moving.total_bytes.set(copy.count_left_bytes().await);
         let (mut stalled, mut before) = (0, u64::MAX);
+        let mut fruitless = Fruitless::default();
+        let guest_waits = |does| match goal {
+            Goal::Device(..) => false,
+            Goal::Node(sending) => sending.guest_waits(does),
+        };
         loop {
+            self.lift_rate(moving, guest_waits(target.front_end()));
             let (began_ns, before_pass) = (core.now_ns(), writes(target));
             // Others use the disk: leave them room, unless that takes too long.
             let is_limited = moving.writes_limit.get() > 0;
@@ -830,7 +852,11 @@ impl Disks {
                 copy.be_gentle(may_be_gentle && copy.is_gentle());
                 loop {
                     was_gentle.set(was_gentle.get() || copy.is_gentle());
-                    core.sleep_ns(LOOK_NS).await;
+                    let waits = moving.guest_waits.get();
+                    let changes = target.until_front_end(|does| guest_waits(does) != waits);
+                    if timeout(core, LOOK_NS, changes).await.is_ok() {
+                        self.lift_rate(moving, !waits);
+                    }
                     let now = completions(target);
                     copy.be_gentle(may_be_gentle && now > requests);
                     requests = now;
@@ -855,7 +881,9 @@ impl Disks {
                 u64::try_from(rate).unwrap_or(u64::MAX)
             };
             let rate = per_second(bytes);
-            let left = copy.left_bytes();
+            let counting_ns = core.now_exact_ns();
+            let left = copy.count_left_bytes().await;
+            let count_ns = core.now_exact_ns().saturating_sub(counting_ns);
             let most = (rate.saturating_mul(REST_NS) / 1_000_000_000).max(REST_BYTES_MIN);
             moving.rest_bytes.set(most);
             // A guest that has stopped here waits there.
@@ -868,9 +896,17 @@ impl Disks {
             };
             if left > most && !leaves {
                 moving.set_stage(Stage::Copying);
-                stalled = if left > before / 4 * 3 { stalled + 1 } else { 0 };
+                let is_stalled = left > before / 4 * 3;
+                stalled = if is_stalled { stalled + 1 } else { 0 };
                 before = left;
                 let wanted = moving.finish.get() || moving.to_node;
+                if wanted && fruitless.goes_on_for_long(is_stalled, core.now_ns()) {
+                    tracing::warn!(
+                        disk = name,
+                        left_bytes = left,
+                        "its move makes no progress: the disk changes as fast as it is copied"
+                    );
+                }
                 let has_stalled = stalled > if is_limited { 0 } else { STALLED_MAX };
                 if has_stalled && wanted && !was_gentle.get() {
                     let (writes, written) = writes(target);
@@ -878,7 +914,7 @@ impl Disks {
                     let written = written.saturating_sub(before_pass.1);
                     let explained = written.saturating_add(writes.saturating_mul(2 * granule));
                     if explained < left {
-                        // Discards, or a client of NBD: slowing writes down would not help.
+                        // A client of NBD: slowing the guest down would not help.
                         continue;
                     }
                     // Half of what can be copied. What is marked says how much the writes mark
@@ -897,6 +933,7 @@ impl Disks {
                 continue;
             }
             (stalled, before) = (0, u64::MAX);
+            fruitless.goes_on_for_long(false, core.now_ns());
             let may_switch = match goal {
                 Goal::Device(..) => moving.finish.get(),
                 Goal::Node(_) => leaves,
@@ -916,7 +953,8 @@ impl Disks {
                             moving.is_stopped() || sending.may_leave(target.front_end())
                         });
                         let moves = target.front_end() == FrontEnd::Running { moves: true };
-                        let ns = if moves { SOON_NS } else { AGAIN_NS };
+                        // A long bitmap is not read all the time.
+                        let ns = if moves { SOON_NS.max(4 * count_ns).min(AGAIN_NS) } else { AGAIN_NS };
                         let wanted = timeout(core, ns, race(leaves, wanted));
                         if let Either::Second(why) = race(wanted, sending.sender.refused()).await {
                             return Err(Stop::Failed(system(why)));
@@ -932,6 +970,7 @@ impl Disks {
                 }
                 Goal::Node(sending) => self.give(core, name, target, moving, &copy, sending).await,
             };
+            self.lift_rate(moving, guest_waits(target.front_end()));
             match switched {
                 Ok(()) => return Ok(()),
                 Err(Switch::Later(why)) => {
@@ -989,12 +1028,14 @@ impl Disks {
                 why
             };
             copy.be_gentle(false);
-            copy.limit(0);
-            if copy.left_bytes() > 4 * moving.rest_bytes.get() {
+            self.lift_rate(moving, true);
+            if copy.count_left_bytes().await > 4 * moving.rest_bytes.get() {
                 return Err(system(format!("the guest of disk {} has written much", spec.name)));
             }
             let rest = async {
-                while copy.left_bytes() > 0 && !mutant::is(Mutant::SwitchesBeforeTheLastBlock) {
+                while copy.count_left_bytes().await > 0
+                    && !mutant::is(Mutant::SwitchesBeforeTheLastBlock)
+                {
                     copy.pass().await?;
                 }
                 copy.flush().await
@@ -1017,10 +1058,7 @@ impl Disks {
                 Ok(())
             }
             Err(error) if fatal.get() || self.ended.get() => Err(Switch::Failed(error)),
-            Err(error) => {
-                self.share_rate();
-                Err(Switch::Later(error))
-            }
+            Err(error) => Err(Switch::Later(error)),
         }
     }
 }
@@ -1039,11 +1077,36 @@ pub(super) enum Switch {
     Failed(Error),
 }
 
-/// Writes of guests to a disk, and their bytes.
+/// Rounds of a move that have made no progress.
+#[derive(Default)]
+struct Fruitless {
+    rounds: u32,
+    since_ns: u64,
+    told: bool,
+}
+
+impl Fruitless {
+    /// Counts a round. Returns true once in a move, when there were many for a long time.
+    fn goes_on_for_long(&mut self, is_stalled: bool, now_ns: u64) -> bool {
+        if !is_stalled {
+            self.rounds = 0;
+            return false;
+        }
+        if self.rounds == 0 {
+            self.since_ns = now_ns;
+        }
+        self.rounds = self.rounds.saturating_add(1);
+        let long = self.rounds >= FRUITLESS_MAX && now_ns >= self.since_ns + FRUITLESS_NS;
+        long && !std::mem::replace(&mut self.told, true)
+    }
+}
+
+/// Requests of guests that change a disk, and the bytes of their ranges.
 fn writes(target: &Target) -> (u64, u64) {
     let rings = target.stats().iter();
-    rings.fold((0, 0), |(requests, bytes), ring| {
-        (requests + ring.writes.requests.get(), bytes + ring.writes.bytes.get())
+    let kinds = rings.flat_map(|ring| [&ring.writes, &ring.discards, &ring.zeroes]);
+    kinds.fold((0, 0), |(requests, bytes), kind| {
+        (requests + kind.requests.get(), bytes + kind.bytes.get())
     })
 }
 
@@ -1060,5 +1123,97 @@ pub(super) async fn unless_stopped<T>(
     match race(moving.until_stopped(), step).await {
         Either::First(()) => Err(moving.stop()),
         Either::Second(done) => Ok(done?),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::linux::net::SocketAddrExt;
+    use std::os::unix::net::{SocketAddr, UnixListener};
+
+    use reactor::sim::{SimConfig, World};
+    use vhost::Door;
+
+    use super::*;
+    use crate::disks::resources::{LocalResources, Resources};
+    use crate::disks::{Serving, options};
+
+    /// A node with disks that can be moved.
+    async fn serving(core: &Core, names: &[&str]) -> Rc<Disks> {
+        let spec = |name: &&str| -> DiskSpec {
+            format!("name={name} uri=mem:1M socket=/nowhere/{name}.sock").parse().unwrap()
+        };
+        let specs: Vec<_> = names.iter().map(spec).collect();
+        let resources = Resources::Local(Box::new(LocalResources::new(core, &[], None)), true);
+        let disks = Disks::start(core, resources, Vec::new(), Some(&specs), false).await;
+        let disks = Rc::new(disks.unwrap());
+        for spec in &specs {
+            let device = Bdev::open(core, &spec.uri).await.unwrap();
+            let target = Target::new(core, device, options(spec, 0));
+            let name = format!("millrace-moves-{}-{}", std::process::id(), spec.name);
+            let address = SocketAddr::from_abstract_name(name).unwrap();
+            let listener = UnixListener::bind_addr(&address).unwrap();
+            let door = Door::from_fd(core, listener.into()).unwrap();
+            let serves = target.clone();
+            let serving = core.spawn(Class::Control, async move { serves.serve(door).await });
+            disks.arrived(core, spec, Serving { target, serving }).await;
+        }
+        disks
+    }
+
+    #[test]
+    fn a_move_whose_guest_waits_is_not_limited_and_a_detached_disk_has_none() {
+        let world = World::new(1, 1, SimConfig::default());
+        let run = world.run(|core| async move {
+            let disks = serving(&core, &["a", "b", "c"]).await;
+            disks.limits.borrow_mut().moves = 1 << 20;
+            let rate = |name: &str| {
+                let moves = disks.moves.borrow();
+                moves[name].copy.borrow().as_ref().map(|copy| copy.rate())
+            };
+            let begin = async |name: &str| {
+                disks.begin_move(&core, name, "mem:1M", false).await.unwrap();
+                let moving = disks.moves.borrow()[name].clone();
+                moving.changed.wait_until(|| moving.stage() == Stage::Ready).await;
+                moving
+            };
+            let moving = begin("a").await;
+            assert_eq!(rate("a"), Some(1 << 20));
+            disks.lift_rate(&moving, true);
+            assert_eq!(rate("a"), Some(0));
+            // Others begin, end, and get another limit.
+            disks.begin_move(&core, "b", "mem:1M", false).await.unwrap();
+            disks.share_rate();
+            assert_eq!(rate("a"), Some(0));
+            disks.lift_rate(&moving, false);
+            begin("c").await;
+            assert_eq!(["a", "b", "c"].map(rate), [Some((1 << 20) / 3); 3]);
+            for name in ["b", "c"] {
+                disks.abort_move(&core, name, false).await.unwrap();
+            }
+            assert_eq!(rate("a"), Some(1 << 20));
+            let known = || -> Vec<String> { disks.moves.borrow().keys().cloned().collect() };
+            assert_eq!(known(), ["a", "b", "c"]);
+            disks.detach(&core, "b", false).await.unwrap();
+            assert_eq!(known(), ["a", "c"]);
+            disks.finish_move(&core, "a").await.unwrap();
+            moving.changed.wait_until(|| moving.stage() == Stage::Done).await;
+            assert!(!moving.guest_waits.get());
+            disks.stop(&core).await;
+        });
+        run.unwrap();
+    }
+
+    #[test]
+    fn operators_are_told_once_of_a_move_without_progress() {
+        let mut fruitless = Fruitless::default();
+        let second = |at: u64| at * FRUITLESS_NS / 10;
+        assert!(!(0..30).any(|at| fruitless.goes_on_for_long(at % 3 > 0, second(at))));
+        // Many rounds in a short time are no cause, and nor are few in a long one.
+        assert!(!(0..100).any(|at| fruitless.goes_on_for_long(true, second(30) + at)));
+        assert!(!fruitless.goes_on_for_long(false, second(50)));
+        assert!(!(0..5).any(|at| fruitless.goes_on_for_long(true, second(60 + 10 * at))));
+        let told = (0..30).filter(|at| fruitless.goes_on_for_long(true, second(200 + at)));
+        assert_eq!(told.count(), 1);
     }
 }

@@ -64,6 +64,16 @@ impl Sending {
         }
     }
 
+    /// Whether its guest waits until the rest has arrived: its machine has stopped here to continue
+    /// there.
+    pub fn guest_waits(&self, does: FrontEnd) -> bool {
+        match does {
+            FrontEnd::Stopped { moves } => moves,
+            FrontEnd::Absent { left } => left || self.has_left.get(),
+            FrontEnd::Running { .. } => false,
+        }
+    }
+
     fn stage(&self) -> Transfer {
         let (anyway, leaves) = (self.anyway.get(), self.migrates.get());
         Transfer::Sending { id: self.id, to: self.to.clone(), anyway, leaves }
@@ -335,7 +345,7 @@ impl Disks {
         }
         let began_ns = core.now_exact_ns();
         let since_us = || (core.now_exact_ns() - began_ns) / 1000;
-        let rest_bytes = copy.left_bytes();
+        let rest_bytes = copy.known_left_bytes();
         if let Some(server) = self.nbd()
             && !server.release(name, super::export::PAUSE_NS).await
         {
@@ -345,8 +355,8 @@ impl Disks {
         let stays = Cell::new(false);
         let mut rest = pin!(async {
             copy.be_gentle(false);
-            copy.limit(0);
-            while copy.left_bytes() > 0
+            self.lift_rate(moving, true);
+            while copy.count_left_bytes().await > 0
                 && !stays.get()
                 && !mutant::is(Mutant::SwitchesBeforeTheLastBlock)
             {
@@ -365,7 +375,7 @@ impl Disks {
         let given = match race(goes_on, rest.as_mut()).await {
             Either::First(_) => {
                 target.admit(false);
-                self.share_rate();
+                self.lift_rate(moving, false);
                 // What was taken from the bitmap must arrive before the next pass.
                 stays.set(true);
                 return Err(match unless_stopped(moving, rest).await {
