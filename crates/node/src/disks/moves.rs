@@ -858,7 +858,8 @@ impl Disks {
                         self.lift_rate(moving, !waits);
                     }
                     let now = completions(target);
-                    copy.be_gentle(may_be_gentle && now > requests);
+                    let is_used = now > requests && !moving.guest_waits.get();
+                    copy.be_gentle(may_be_gentle && is_used);
                     requests = now;
                 }
             };
@@ -954,7 +955,8 @@ impl Disks {
                         });
                         let moves = target.front_end() == FrontEnd::Running { moves: true };
                         // A long bitmap is not read all the time.
-                        let ns = if moves { SOON_NS.max(4 * count_ns).min(AGAIN_NS) } else { AGAIN_NS };
+                        let ns =
+                            if moves { SOON_NS.max(4 * count_ns).min(AGAIN_NS) } else { AGAIN_NS };
                         let wanted = timeout(core, ns, race(leaves, wanted));
                         if let Either::Second(why) = race(wanted, sending.sender.refused()).await {
                             return Err(Stop::Failed(system(why)));
