@@ -316,13 +316,14 @@ def test_what_cannot_be_moved_is_refused(tmp_path):
 def test_a_guest_that_writes_only_zeroes_is_slowed_down(node, tmp_path):
     old, new = filled(tmp_path / "a.img"), tmp_path / "b.img"
     node.do("attach", spec(tmp_path, "a", f"file:{old}"))
-    node.do("move", "--limit", "16M")
+    node.do("move", "--limit", "32M")
+    length = 8 << 20
     ended = threading.Event()
 
     def zero(machine):
         rng = random.Random(3)
         while not ended.is_set():
-            assert machine.range(ZEROES, rng.randrange(SIZE // 65536) * 65536, 65536) == OK
+            assert machine.range(ZEROES, rng.randrange(SIZE // length) * length, length) == OK
 
     with FrontEnd(tmp_path / "a.sock") as machine:
         zeroing = threading.Thread(target=zero, args=[machine])
