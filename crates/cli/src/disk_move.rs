@@ -14,7 +14,7 @@ use crate::answer::{array, duration, number, text};
 use crate::args::{DiskMoveArgs, NodeArgs};
 use crate::disk_image::create_image;
 use crate::failure::Failure;
-use crate::output::{Out, progress_bar, table};
+use crate::output::{Out, plain, progress_bar, table};
 use crate::tool_core::on_core;
 
 /// How often a move is looked at.
@@ -154,8 +154,7 @@ fn wait(admin: &mut Admin, name: String, node: &NodeArgs) -> Result<(), Failure>
         }
         bar.finish_and_clear();
         if moving.is_null() {
-            return Err(Failure::new(format!("the move of disk {name} has ended with its node"))
-                .hint("millrace disk list shows the disk's device; begin the move again"));
+            return ended_with_its_node(admin, &name, &answer, node);
         }
         if moving["stage"] == "aborted" {
             return Err(aborted(admin, &name));
@@ -164,13 +163,44 @@ fn wait(admin: &mut Admin, name: String, node: &NodeArgs) -> Result<(), Failure>
     }
 }
 
-/// What a move that has been ended means for its disk.
-fn aborted(admin: &mut Admin, name: &str) -> Failure {
+/// Where the data of a disk is, if it is not here.
+fn elsewhere(admin: &mut Admin, name: &str) -> Option<String> {
     let all = admin.call(&Request::DiskList).unwrap_or_default();
     let disk = array(&all, "disks").iter().find(|disk| disk["name"] == name);
-    match disk.and_then(|disk| disk["elsewhere"].as_str()) {
-        Some(elsewhere) => Failure::new(format!("disk {name} {elsewhere}"))
-            .hint("millrace disk move NAME --abort takes it back"),
+    disk.and_then(|disk| disk["elsewhere"].as_str()).map(str::to_owned)
+}
+
+/// What a move means for its disk of which the node's next process knows nothing: the disk tells.
+fn ended_with_its_node(
+    admin: &mut Admin,
+    name: &str,
+    answer: &Value,
+    node: &NodeArgs,
+) -> Result<(), Failure> {
+    match elsewhere(admin, name) {
+        Some(moved) if moved.starts_with("has moved") => {
+            let mut out = Out::new();
+            match node.json {
+                true => out.json(answer)?,
+                false => out.line(&format!("disk {name} {moved}"))?,
+            }
+            Ok(out.flush()?)
+        }
+        Some(undecided) => Err(is_undecided(name, &undecided)),
+        None => Err(Failure::new(format!("the move of disk {name} has ended with its node"))
+            .hint("millrace disk list shows the disk's device; begin the move again")),
+    }
+}
+
+fn is_undecided(name: &str, elsewhere: &str) -> Failure {
+    Failure::new(format!("disk {name} {elsewhere}"))
+        .hint("millrace disk move NAME --abort takes it back")
+}
+
+/// What a move that has been ended means for its disk.
+fn aborted(admin: &mut Admin, name: &str) -> Failure {
+    match elsewhere(admin, name) {
+        Some(elsewhere) => is_undecided(name, &elsewhere),
         None => Failure::new(format!("disk {name} stays where it is: the move was aborted")),
     }
 }
@@ -229,11 +259,12 @@ fn show(answer: &Value, node: &NodeArgs) -> Result<(), Failure> {
     out.bytes(table(&rows, &[2, 3, 4]).as_bytes())?;
     for moving in array(answer, "moves") {
         if let Some(why) = moving["why"].as_str() {
-            out.line(&format!("disk {}: {why}", text(moving, "name")))?;
+            // Some of it comes from the other node.
+            out.line(&format!("disk {}: {}", text(moving, "name"), plain(why)))?;
         }
         if let Some(why) = moving["lost_connection"].as_str() {
             let name = text(moving, "name");
-            out.line(&format!("disk {name}: no connection, it is tried again: {why}"))?;
+            out.line(&format!("disk {name}: no connection, it is tried again: {}", plain(why)))?;
         }
         if let Some(limit) = moving["writes_bytes_per_second"].as_u64() {
             let name = text(moving, "name");

@@ -9,7 +9,7 @@ use crate::admin::Admin;
 use crate::answer::{array, duration, number, text};
 use crate::args::EventsArgs;
 use crate::failure::Failure;
-use crate::output::{Out, Stop};
+use crate::output::{Out, Stop, plain};
 
 /// How long a node may not answer: after a restart it opens its database before it listens.
 const AWAY: Duration = Duration::from_secs(60);
@@ -77,7 +77,12 @@ pub fn run(args: &EventsArgs) -> Result<(), Failure> {
 impl EventsArgs {
     /// Whether an event is to be shown.
     fn wants(&self, event: &Value) -> bool {
-        self.disk.is_empty() || self.disk.iter().any(|disk| event["disk"] == disk.as_str())
+        let several = event["disks"].as_array();
+        let names = |disk: &String| {
+            event["disk"] == disk.as_str()
+                || several.is_some_and(|all| all.iter().any(|one| one == disk.as_str()))
+        };
+        self.disk.is_empty() || event["event"] == "lost" || self.disk.iter().any(names)
     }
 }
 
@@ -100,8 +105,7 @@ fn show(out: &mut Out, event: &Value, as_json: bool) -> Result<(), Stop> {
     let details = details(&name, event);
     let line = format!("{time}.{:03}  {disk:<12} {name:<17} {details}", ms % 1000);
     // Some of it comes from the process that serves guests.
-    let plain = |c: char| if c.is_control() { '?' } else { c };
-    out.line(line.trim_end().chars().map(plain).collect::<String>().as_str())
+    out.line(&plain(line.trim_end()))
 }
 
 /// What an event says beside its disk, in words.

@@ -218,6 +218,11 @@ pub fn thousands(number: u64) -> String {
     out
 }
 
+/// A text that comes from another process, without what would change a terminal.
+pub fn plain(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() { '?' } else { c }).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

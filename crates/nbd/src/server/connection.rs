@@ -9,7 +9,9 @@ use bdev::Kind;
 use reactor::{Buf, Class, Either, Event, Part, Slice, Socket, race, timeout};
 
 use super::Server;
-use super::limits::{HANDSHAKE_NS, HIDDEN_NS, Permit, SILENT_SECONDS, Share, patience_ns};
+use super::limits::{
+    CONNECTIONS_OF_DISK_MAX, HANDSHAKE_NS, HIDDEN_NS, Permit, SILENT_SECONDS, Share, patience_ns,
+};
 use super::volume::{EXTENTS_BYTES_MAX, Transfer, Volume};
 use nbdproto::{
     Action, Chosen, Errno, ExportInfo, Exports, Handshake, Progress, REQUEST_BYTES, Replies,
@@ -183,7 +185,12 @@ impl Connection {
             },
         };
         let Chosen { name, structured, allocation } = chosen;
+        if self.server.connections_of(&name) >= CONNECTIONS_OF_DISK_MAX {
+            let why = format!("disk {name} has {CONNECTIONS_OF_DISK_MAX} connections");
+            return Err(Why::Failed(why));
+        }
         let volume = self.server.volume(&name).map_err(Why::Failed)?;
+        self.share.join(volume.held());
         tracing::info!(disk = %name, peer = %self.peer, "an NBD client has connected");
         self.disk.replace(Some(name));
         let replies = Replies { structured };

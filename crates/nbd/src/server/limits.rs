@@ -2,7 +2,8 @@
 //!
 //! All requests of a core together may hold a quarter of the core's pool, at most
 //! [`TOTAL_BYTES_MAX`]. A connection may hold a quarter of that, so that one that takes no replies
-//! leaves room for others. A connection that finds no room is not read. Those that wait for room of
+//! leaves room for others; all those to one disk half of it, because what a device holds that does
+//! not answer is held for as long. A connection that finds no room is not read. Those that wait for room of
 //! the core get it in the order in which they began to wait, so that long requests are not passed
 //! by short ones for ever.
 
@@ -16,6 +17,8 @@ use nbdproto::PAYLOAD_BYTES_MAX;
 
 /// Maximum number of connections.
 pub const CONNECTIONS_MAX: usize = 64;
+/// Maximum number of those to one disk: one whose requests do not end counts, too.
+pub const CONNECTIONS_OF_DISK_MAX: usize = CONNECTIONS_MAX / 2;
 /// Maximum number of requests in flight of a connection.
 pub const REQUESTS_MAX: usize = 128;
 /// How long a handshake may take, in nanoseconds.
@@ -80,13 +83,21 @@ impl Budget {
 /// What the requests of a connection hold.
 pub struct Share {
     budget: Rc<Budget>,
+    /// What those of the same disk hold.
+    of_disk: RefCell<Rc<Cell<usize>>>,
     bytes: Cell<usize>,
     requests: Cell<usize>,
 }
 
 impl Share {
     pub fn new(budget: &Rc<Budget>) -> Rc<Share> {
-        Rc::new(Share { budget: budget.clone(), bytes: Cell::new(0), requests: Cell::new(0) })
+        let (of_disk, bytes, requests) = (RefCell::default(), Cell::new(0), Cell::new(0));
+        Rc::new(Share { budget: budget.clone(), of_disk, bytes, requests })
+    }
+
+    /// Counts what it holds with that of the other connections to its disk.
+    pub fn join(&self, of_disk: &Rc<Cell<usize>>) {
+        self.of_disk.replace(of_disk.clone());
     }
 
     /// Waits until there is room for a request with `bytes` of data, at most
@@ -99,10 +110,13 @@ impl Share {
     /// Takes the room, or a place in the line for that of the core.
     fn try_acquire(self: &Rc<Share>, bytes: usize, place: &mut Option<Place>) -> Option<Permit> {
         let bytes = bytes + REQUEST_COST;
-        let budget = &self.budget;
+        let (budget, of_disk) = (&self.budget, self.of_disk.borrow());
         if self.requests.get() >= REQUESTS_MAX
             || self.bytes.get() + bytes > budget.connection_bytes_max
+            || of_disk.get() + bytes > budget.total_bytes_max / 2
         {
+            // Whoever is behind it need not wait for its disk.
+            *place = None;
             return None;
         }
         let number = place.get_or_insert_with(|| Place::last(budget)).number;
@@ -113,8 +127,9 @@ impl Share {
         *place = None;
         self.requests.set(self.requests.get() + 1);
         self.bytes.set(self.bytes.get() + bytes);
+        of_disk.set(of_disk.get() + bytes);
         budget.bytes.set(budget.bytes.get() + bytes);
-        Some(Permit { share: self.clone(), bytes })
+        Some(Permit { share: self.clone(), of_disk: of_disk.clone(), bytes })
     }
 }
 
@@ -145,12 +160,14 @@ impl Drop for Place {
 /// What one request holds, until this is dropped.
 pub struct Permit {
     share: Rc<Share>,
+    of_disk: Rc<Cell<usize>>,
     bytes: usize,
 }
 
 impl Drop for Permit {
     fn drop(&mut self) {
-        let Share { budget, bytes, requests } = &*self.share;
+        let Share { budget, bytes, requests, .. } = &*self.share;
+        self.of_disk.set(self.of_disk.get() - self.bytes);
         requests.set(requests.get() - 1);
         bytes.set(bytes.get() - self.bytes);
         budget.bytes.set(budget.bytes.get() - self.bytes);
@@ -182,6 +199,27 @@ mod tests {
             drop(permits);
             assert_eq!(budget.bytes.get(), 0);
         }
+    }
+
+    #[test]
+    fn a_disk_that_does_not_answer_leaves_room_for_others() {
+        let budget = Rc::new(Budget::new(1 << 30));
+        let payload = budget.payload_bytes_max() as usize;
+        let of_disk = Rc::<Cell<usize>>::default();
+        let hung: Vec<_> = (0..9).map(|_| Share::new(&budget)).collect();
+        hung.iter().for_each(|share| share.join(&of_disk));
+        let mut places: Vec<_> = hung.iter().map(|_| None).collect();
+        let mut held = Vec::new();
+        for (share, place) in hung.iter().zip(&mut places) {
+            held.extend(share.try_acquire(payload, place));
+        }
+        assert_eq!(held.len(), 2);
+        let others: Vec<_> = (0..2).map(|_| Share::new(&budget)).collect();
+        let taken = others.iter().filter_map(|share| share.try_acquire(payload, &mut None));
+        assert_eq!(taken.collect::<Vec<_>>().len(), 2);
+        drop(held);
+        assert_eq!(of_disk.get(), 0);
+        assert!(hung[5].try_acquire(payload, &mut places[5]).is_some());
     }
 
     #[test]

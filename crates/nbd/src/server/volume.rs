@@ -27,6 +27,8 @@ pub struct Volume {
     /// `None` after [`Volume::abandon`].
     live: RefCell<Option<Live>>,
     closed: Cell<bool>,
+    /// Bytes that its clients' requests hold.
+    held: Rc<Cell<usize>>,
     /// Transfers that have not ended.
     transfers: Cell<usize>,
     /// The device is asked for its extents.
@@ -51,6 +53,11 @@ pub struct Transfer {
 }
 
 impl Volume {
+    /// Bytes that its clients' requests hold.
+    pub fn held(&self) -> &Rc<Cell<usize>> {
+        &self.held
+    }
+
     /// Opens a channel to the disk.
     ///
     /// # Errors
@@ -62,6 +69,7 @@ impl Volume {
             core: core.clone(),
             live: RefCell::new(Some(Live { channel, disk })),
             closed: Cell::new(false),
+            held: Rc::default(),
             transfers: Cell::new(0),
             looks: Cell::new(false),
             ended,

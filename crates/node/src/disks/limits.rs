@@ -161,7 +161,7 @@ impl AllLimits {
         if let Some(group) = group {
             limits.group = Some(group.clone()).filter(|group| !group.is_empty());
         }
-        if limits.rates().are_off() && limits.group.is_none() {
+        if limits == Limits::default() {
             all.remove(key);
         } else {
             all.insert(key.clone(), limits);
@@ -214,6 +214,13 @@ mod tests {
             .unwrap();
         all.change(&LimitChange { group: Some("g".into()), ..off }).unwrap();
         assert!(all.is_empty(), "{all:?}");
+        // A burst alone stays for the rates that come.
+        let burst = LimitChange { burst_ns: Some(9), ..change(Some("a"), None) };
+        all.change(&burst).unwrap();
+        all.change(&LimitChange { iops: Some(7), ..change(Some("a"), None) }).unwrap();
+        all.change(&LimitChange { iops: Some(0), ..change(Some("a"), None) }).unwrap();
+        assert_eq!(all.of_disk("a").burst_ns, 9);
+        all.change(&LimitChange { burst_ns: Some(0), ..burst }).unwrap();
         all.change(&LimitChange::of_moves(7)).unwrap();
         assert_eq!((all.moves, all.is_empty()), (7, false));
         let text = serde_json::to_string(&all).unwrap();

@@ -164,7 +164,7 @@ pub(super) struct Ended {
 }
 
 impl Ended {
-    fn count(&self, stage: &Stage) {
+    pub(super) fn count(&self, stage: &Stage) {
         let counter = match stage {
             Stage::Done => &self.done,
             Stage::Aborted => &self.aborted,

@@ -37,6 +37,8 @@ use crate::mutant::{self, Mutant};
 const AGAIN_NS: u64 = 1_000_000_000;
 /// How long the destination may take for something that an operator waits for.
 const ANSWER_NS: u64 = 10_000_000_000;
+/// When operators are told that it has not answered.
+const SLOW_NS: u64 = 10_000_000_000;
 
 /// A disk on its way to another node.
 pub(super) struct Sending {
@@ -353,7 +355,7 @@ impl Disks {
             return Err(later("an NBD client's requests do not end"));
         }
         let stays = Cell::new(false);
-        let mut rest = pin!(async {
+        let rest = async {
             copy.be_gentle(false);
             self.lift_rate(moving, true);
             while copy.count_left_bytes().await > 0
@@ -367,7 +369,8 @@ impl Disks {
             let durable_us = since_us();
             tracing::debug!(disk = name, rest_bytes, sent_us, durable_us, "the rest is there");
             Ok(())
-        });
+        };
+        let mut rest = pin!(told_if_slow(core, name, &sending.to, rest));
         let goes_on = async {
             let runs = target.until_front_end(FrontEnd::is_running);
             race(runs, moving.until_stopped()).await;
@@ -390,10 +393,12 @@ impl Disks {
             Either::Second(Ok(())) => {
                 let Sending { id, to, .. } = sending;
                 let given = Transfer::Given { id: *id, to: to.clone() };
+                sending.sender.gives(true);
                 self.keep_transfer(name, Some(given)).await.map_err(Switch::Failed)
             }
         };
         if let Err(why) = given {
+            sending.sender.gives(false);
             target.admit(false);
             self.share_rate();
             return Err(why);
@@ -402,7 +407,13 @@ impl Disks {
         let sender = sending.sender.clone();
         tracing::debug!(disk = name, stored_us = since_us(), "the disk is given");
         let stops = async || moving.until_stopped().await;
-        match self.resolve(core, name, target, *id, to, sender, stops).await {
+        let has_it = match sender.is_renewed() {
+            // Its disk was attached anew while this was stored, and has not all of the data.
+            true => Some(false),
+            false => self.resolve(core, name, target, *id, to, sender.clone(), stops).await,
+        };
+        sender.gives(false);
+        match has_it {
             None => return Err(Switch::Undecided),
             Some(true) => {
                 moving.note_pause(since_us());
@@ -470,6 +481,7 @@ impl Disks {
                     }
                 }
             };
+            let asked = told_if_slow(core, name, to, asked);
             let decided = match race(stops(), asked).await {
                 Either::First(()) => return None,
                 Either::Second(None) => continue,
@@ -525,6 +537,8 @@ impl Disks {
 
     async fn watch_given(self: &Rc<Self>, core: &Core, name: &str, id: u64, to: &Peer) {
         let over = async || self.until_unwatched(name, id).await;
+        // Otherwise its move has told that.
+        let mut is_move = matches!(self.transfer(name), Some(Transfer::Given { .. }));
         loop {
             let Ok(target) = self.target(name) else {
                 match race(over(), core.sleep_ns(AGAIN_NS)).await {
@@ -550,7 +564,13 @@ impl Disks {
                 let gone = self.changed.wait_until(|| self.target(name).is_err());
                 race(over(), gone).await;
             };
-            match self.resolve(core, name, &target, id, to, sender.clone(), gone).await {
+            let has_it = self.resolve(core, name, &target, id, to, sender.clone(), gone).await;
+            if has_it == Some(true) && std::mem::take(&mut is_move) {
+                let (disk, uri) = (name.to_owned(), to.to_string());
+                self.report(core, What::Moved { disk, uri, pause_us: 0 });
+                self.moves_ended.count(&super::moves::Stage::Done);
+            }
+            match has_it {
                 None if self.target(name).is_err() => {}
                 None => return,
                 Some(true) if target.front_end().is_running() => {
@@ -674,6 +694,19 @@ impl Disks {
                 // The next process continues it.
                 return;
             }
+        }
+    }
+}
+
+/// Tells operators if the other node takes long to answer: a guest may wait for it.
+async fn told_if_slow<T>(core: &Core, disk: &str, to: &Peer, done: impl Future<Output = T>) -> T {
+    let mut done = pin!(done);
+    match timeout(core, SLOW_NS, done.as_mut()).await {
+        Ok(done) => done,
+        Err(_) => {
+            let seconds = SLOW_NS / 1_000_000_000;
+            tracing::warn!(disk, %to, "the other node has not answered for {seconds} s, and a guest may wait for it");
+            done.await
         }
     }
 }

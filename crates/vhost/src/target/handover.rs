@@ -138,8 +138,9 @@ impl Target {
             let named = LIMIT_NAMES.iter().zip(values).filter(|(_, value)| *value > 0);
             all.extend(named.map(|(name, value)| (format!("{prefix}{name}"), value)));
         };
-        if !self.limits.own().rates().are_off() {
-            add("", self.limits.own());
+        let own = self.limits.own();
+        if !own.rates().are_off() || own.rates().burst_ns != Rates::BURST_NS {
+            add("", own);
         }
         if let Some((name, limit)) = self.limits.group() {
             add(GROUP_PREFIX, &limit);

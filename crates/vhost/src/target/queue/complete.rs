@@ -45,6 +45,12 @@ impl Queue {
                 }
                 done.status = cut.status;
             }
+            // Every device reads, writes and flushes: one that says that it cannot has failed.
+            if done.status == bdev::Status::Unsupported
+                && matches!(kind, Kind::Read | Kind::Write | Kind::Flush)
+            {
+                done.status = bdev::Status::IoError;
+            }
             if waits(done.status) {
                 // The rest of a long request begins again with its beginning.
                 if std::mem::replace(&mut self.cuts[usize::from(tag)], Cut::NEW).at < len {
