@@ -404,10 +404,10 @@ def test_a_server_that_does_not_answer_after_a_kill_delays_only_its_disk(tmp_pat
             silent = serving(far)
             os.kill(silent, signal.SIGSTOP)
             try:
-                began = time.monotonic()
                 kill_and_wait(node)
+                # Else its opening has ended before the node serves, with an error after 10 s.
+                assert "it opens slowly" in node.said() and "it is tried again" not in node.said()
                 disks = node.disks()
-                assert time.monotonic() < began + 5, "it answers after 10 s"
                 assert list(disks) == ["a", *images] and "follows" in disks["a"]
                 assert all("size_bytes" in disks[name] for name in images)
             finally:
