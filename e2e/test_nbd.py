@@ -244,8 +244,12 @@ def test_hostile_clients_harm_nobody(tmp_path):
 
 
 def test_connections_are_bounded(tmp_path):
-    with serving(tmp_path, disk(tmp_path, "a", "mem:4M")) as node:
-        clients = [nbd.Client(node.address, "a") for _ in range(64)]
+    with serving(tmp_path, disk(tmp_path, "a", "mem:4M"), disk(tmp_path, "b", "mem:4M")) as node:
+        clients = [nbd.Client(node.address, "a") for _ in range(32)]
+        # One disk leaves room for the others.
+        with pytest.raises((nbd.Closed, OSError)):
+            nbd.Client(node.address, "a").read(0, 512)
+        clients += [nbd.Client(node.address, "b") for _ in range(32)]
         for _ in range(3):
             with pytest.raises(nbd.Closed):
                 nbd.Client(node.address, "a")

@@ -29,13 +29,14 @@ def until_paused(node, name="a"):
     guest.wait_for("the pause", lambda: paused(node, name))
 
 
-def failing(tmp_path, name, count, on_error):
+def failing(tmp_path, name, count, on_error, status="nospace"):
     # Each core's channel counts for itself.
-    return spec(tmp_path, name, f"error:kind=write&status=nospace&count={count}|null:1G") + f" on_error={on_error}"
+    return spec(tmp_path, name, f"error:kind=write&status={status}&count={count}|null:1G") + f" on_error={on_error}"
 
 
-def test_a_disk_that_pauses_fails_no_request(node, tmp_path):
-    node.do("attach", failing(tmp_path, "a", 1, "pause"))
+@pytest.mark.parametrize("status", ["nospace", "unsupported"])
+def test_a_disk_that_pauses_fails_no_request(node, tmp_path, status):
+    node.do("attach", failing(tmp_path, "a", 1, "pause", status))
     assert not paused(node)
     process = driven(tmp_path, "a", seconds=3, rw="randwrite")
     until_paused(node)
@@ -136,6 +137,8 @@ def test_the_space_of_a_thin_image_and_of_its_file_system_is_told(tmp_path):
             assert 'millrace_disk_occupied_bytes{disk="c"}' not in text
             small.fill(2)
             guest.wait_for("the warning", lambda: "space-low" in names(events(node)), 30)
+            of_disk = millrace.succeed("events", "--json", "--disk", "a", "--state", node.state)
+            assert "space-low" in of_disk
             low = events(node)[-1]
             assert sorted(low["disks"]) == ["a", "b"] and low["available_bytes"] <= 2 << 20
             assert low["may_take_bytes"] == (32 - 3 + 64) << 20
