@@ -72,6 +72,8 @@ const LOOK_NS: u64 = 100_000_000;
 /// How many rounds, and for how long, a move makes no progress before operators are told.
 const FRUITLESS_MAX: u32 = 10;
 const FRUITLESS_NS: u64 = 10_000_000_000;
+/// How often a switch that is put off doubles what may be left at the next one.
+const DOUBLINGS_MAX: u32 = 6;
 /// Rounds without progress before writes are limited, and the lowest limit in bytes per second.
 const STALLED_MAX: u32 = 1;
 const WRITES_MIN: u64 = 256 << 10;
@@ -143,6 +145,8 @@ pub(crate) struct Move {
     copied_bytes: Cell<u64>,
     /// How much may be left when the guest has to wait.
     rest_bytes: Cell<u64>,
+    /// Switches that were put off because more was left.
+    put_off: Cell<u32>,
     /// What the guest may write, in bytes per second; 0 if that is not limited.
     writes_limit: Cell<u64>,
     /// Its guest waits for the rest, so the rate that moves share does not hold for it.
@@ -385,6 +389,7 @@ impl Disks {
             total_bytes: Cell::new(0),
             copied_bytes: Cell::new(0),
             rest_bytes: Cell::new(0),
+            put_off: Cell::new(0),
             writes_limit: Cell::new(0),
             guest_waits: Cell::new(false),
             pause_us: Cell::new(0),
@@ -1031,7 +1036,11 @@ impl Disks {
             };
             copy.be_gentle(false);
             self.lift_rate(moving, true);
-            if copy.count_left_bytes().await > 4 * moving.rest_bytes.get() {
+            // Requests that wait for a limit begin at the latest now, however long each is.
+            let put_off = moving.put_off.get();
+            let most = moving.rest_bytes.get().saturating_mul(4 << put_off.min(DOUBLINGS_MAX));
+            if copy.count_left_bytes().await > most {
+                moving.put_off.set(put_off.saturating_add(1));
                 return Err(system(format!("the guest of disk {} has written much", spec.name)));
             }
             let rest = async {
