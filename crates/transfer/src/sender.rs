@@ -176,8 +176,8 @@ impl Sender {
         self.inner.compares.set(compares);
     }
 
-    /// Whether the disk is about to be given: then a destination that does not know the move, because
-    /// its disk was attached anew, is not to take part in it any more.
+    /// Whether the disk is about to be given: then a destination that does not know the move,
+    /// because its disk was attached anew, is not to take part in it any more.
     pub fn gives(&self, gives: bool) {
         self.inner.given.set(gives);
     }

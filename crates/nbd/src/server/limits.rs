@@ -3,9 +3,9 @@
 //! All requests of a core together may hold a quarter of the core's pool, at most
 //! [`TOTAL_BYTES_MAX`]. A connection may hold a quarter of that, so that one that takes no replies
 //! leaves room for others; all those to one disk half of it, because what a device holds that does
-//! not answer is held for as long. A connection that finds no room is not read. Those that wait for room of
-//! the core get it in the order in which they began to wait, so that long requests are not passed
-//! by short ones for ever.
+//! not answer is held for as long. A connection that finds no room is not read. Those that wait for
+//! room of the core get it in the order in which they began to wait, so that long requests are not
+//! passed by short ones for ever.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
