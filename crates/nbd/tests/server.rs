@@ -394,12 +394,21 @@ fn a_client_waits_in_its_handshake_for_a_disk_that_is_hidden_for_a_moment() {
 
 #[test]
 fn connections_are_bounded() {
-    with_disks(&[("a", "mem:1M")], async |scene| {
+    with_disks(&[("a", "mem:1M"), ("b", "mem:1M")], async |scene| {
         let mut all = Vec::new();
-        for _ in 0..CONNECTIONS_MAX {
+        for _ in 0..CONNECTIONS_MAX / 2 {
+            all.push(Client::of(&scene, "b").await);
+        }
+        // Half of them to one disk.
+        let full = Client::of(&scene, "b").await;
+        while scene.server.connections() > CONNECTIONS_MAX / 2 {
+            scene.core.sleep_ns(1_000_000).await;
+        }
+        drop(full);
+        for _ in 0..CONNECTIONS_MAX / 2 {
             all.push(Client::of(&scene, "a").await);
         }
-        assert_eq!(scene.server.connections_of("a"), CONNECTIONS_MAX);
+        assert_eq!(scene.server.connections_of("a"), CONNECTIONS_MAX / 2);
         let mut more = Client::connect(&scene);
         assert_eq!(more.take(18).await, None);
         assert_eq!(scene.server.counters().refused, 1);

@@ -66,7 +66,7 @@ pub struct Connection {
 struct Reply {
     head: Vec<u8>,
     data: Option<Slice>,
-    _permit: Permit,
+    permit: Permit,
 }
 
 /// What a connection has agreed on, and what it uses.
@@ -375,7 +375,7 @@ impl Connection {
                     Ok(_) => counters.others += 1,
                     Err(_) => counters.failed += 1,
                 });
-                return self.queue(Reply { head, data: None, _permit: permit });
+                return self.queue(Reply { head, data: None, permit });
             }
             Action::Disconnect => return,
         };
@@ -403,7 +403,7 @@ impl Connection {
             }
             (Ok(()), _) => counters.others += 1,
         });
-        self.queue(Reply { head, data, _permit: permit });
+        self.queue(Reply { head, data, permit });
     }
 
     /// Queues the reply to a request that is not executed.
@@ -411,10 +411,11 @@ impl Connection {
         self.server.count(|counters| counters.failed += 1);
         let mut head = Vec::new();
         session.replies.error(&mut head, request.cookie, errno);
-        self.queue(Reply { head, data: None, _permit: permit });
+        self.queue(Reply { head, data: None, permit });
     }
 
-    fn queue(&self, reply: Reply) {
+    fn queue(&self, mut reply: Reply) {
+        reply.permit.answered();
         if !self.dead.get() {
             self.queue.borrow_mut().push_back(reply);
             self.changed.notify_all();
@@ -429,7 +430,7 @@ impl Connection {
             self.changed.wait_until(|| !self.queue.borrow().is_empty() || ended()).await;
             let (mut permits, mut bytes) = (Vec::new(), 0);
             while bytes < BATCH_BYTES
-                && let Some(Reply { head, data, _permit }) = { self.queue.borrow_mut().pop_front() }
+                && let Some(Reply { head, data, permit }) = { self.queue.borrow_mut().pop_front() }
             {
                 bytes += head.len() + data.as_ref().map_or(0, |data| data.len());
                 match parts.last_mut() {
@@ -437,7 +438,7 @@ impl Connection {
                     _ => parts.push(Part::Bytes(head)),
                 }
                 parts.extend(data.map(Part::Slice));
-                permits.push(_permit);
+                permits.push(permit);
             }
             if parts.is_empty() {
                 return Ok(());

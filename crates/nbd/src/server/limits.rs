@@ -2,8 +2,8 @@
 //!
 //! All requests of a core together may hold a quarter of the core's pool, at most
 //! [`TOTAL_BYTES_MAX`]. A connection may hold a quarter of that, so that one that takes no replies
-//! leaves room for others; all those to one disk half of it, because what a device holds that does
-//! not answer is held for as long. A connection that finds no room is not read. Those that wait for
+//! leaves room for others. What waits for one disk may hold half of it, because a device that does
+//! not answer holds that for as long. A connection that finds no room is not read. Those that wait for
 //! room of the core get it in the order in which they began to wait, so that long requests are not
 //! passed by short ones for ever.
 
@@ -83,7 +83,7 @@ impl Budget {
 /// What the requests of a connection hold.
 pub struct Share {
     budget: Rc<Budget>,
-    /// What those of the same disk hold.
+    /// What those of the same disk hold that are not answered.
     of_disk: RefCell<Rc<Cell<usize>>>,
     bytes: Cell<usize>,
     requests: Cell<usize>,
@@ -129,7 +129,7 @@ impl Share {
         self.bytes.set(self.bytes.get() + bytes);
         of_disk.set(of_disk.get() + bytes);
         budget.bytes.set(budget.bytes.get() + bytes);
-        Some(Permit { share: self.clone(), of_disk: of_disk.clone(), bytes })
+        Some(Permit { share: self.clone(), of_disk: Some(of_disk.clone()), bytes })
     }
 }
 
@@ -160,14 +160,24 @@ impl Drop for Place {
 /// What one request holds, until this is dropped.
 pub struct Permit {
     share: Rc<Share>,
-    of_disk: Rc<Cell<usize>>,
+    of_disk: Option<Rc<Cell<usize>>>,
     bytes: usize,
+}
+
+impl Permit {
+    /// The disk has answered: from now on the request holds no part of what others may have there.
+    pub fn answered(&mut self) {
+        if let Some(of_disk) = self.of_disk.take() {
+            of_disk.set(of_disk.get() - self.bytes);
+            self.share.budget.freed.notify_all();
+        }
+    }
 }
 
 impl Drop for Permit {
     fn drop(&mut self) {
+        self.answered();
         let Share { budget, bytes, requests, .. } = &*self.share;
-        self.of_disk.set(self.of_disk.get() - self.bytes);
         requests.set(requests.get() - 1);
         bytes.set(bytes.get() - self.bytes);
         budget.bytes.set(budget.bytes.get() - self.bytes);
