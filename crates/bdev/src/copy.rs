@@ -320,13 +320,16 @@ impl Copy {
     }
 
     /// Waits until these bytes may be in a buffer, and counts them. A copy may always have one
-    /// piece, and more while it has less than its part of what the copies of this core may have.
+    /// piece, or a quarter of its part of what the copies of this core may have; and its whole part
+    /// if that is not held by others, who had more when there were fewer.
     async fn hold(&self, len: u64) -> Held<'_> {
         let (budget, own) = (&self.budget, &self.held_bytes);
         let most = (self.core.pool().limit() / BUDGET_PART) as u64;
         let fits = || {
             let part = most / budget.copies.get().max(1);
-            own.get() == 0 || own.get() + len <= part && budget.held_bytes.get() + len <= most
+            let then = own.get() + len;
+            let is_free = budget.held_bytes.get() + len <= most;
+            own.get() == 0 || then <= part / 4 || then <= part && is_free
         };
         budget.changed.wait_until(fits).await;
         own.set(own.get() + len);
@@ -399,7 +402,7 @@ async fn alloc(core: &Core, len: u64) -> Result<Buf, Error> {
         match core.alloc_wait(len as usize).await {
             Ok(buf) => return Ok(buf),
             Err(_) if core.pool().could_hold(len as usize) => {
-                tracing::warn!(bytes = len, "a copy waits for memory that others hold");
+                tracing::debug!(bytes = len, "a copy waits for memory that others hold");
             }
             Err(error) => return Err(Error::io("a buffer for a copy", error)),
         }

@@ -143,7 +143,7 @@ pub(crate) struct Move {
     total_bytes: Cell<u64>,
     /// Of a move that has ended.
     copied_bytes: Cell<u64>,
-    /// How much may be left when the guest has to wait.
+    /// How much is copied in [`REST_NS`].
     rest_bytes: Cell<u64>,
     /// Switches that were put off because more was left.
     put_off: Cell<u32>,
@@ -725,7 +725,8 @@ impl Disks {
             sending.sender.end();
         }
         if let Some((id, to)) = given {
-            self.watch(core, name, id, &to);
+            let undecided = matches!(self.transfer(name), Some(Transfer::Given { .. }));
+            self.watch(core, name, id, &to, undecided);
         }
         let copy = moving.copy.take();
         moving.copied_bytes.set(copy.map_or(0, |copy| copy.copied_bytes()));
@@ -890,8 +891,9 @@ impl Disks {
             let counting_ns = core.now_exact_ns();
             let left = copy.count_left_bytes().await;
             let count_ns = core.now_exact_ns().saturating_sub(counting_ns);
-            let most = (rate.saturating_mul(REST_NS) / 1_000_000_000).max(REST_BYTES_MIN);
-            moving.rest_bytes.set(most);
+            let rest = rate.saturating_mul(REST_NS) / 1_000_000_000;
+            let most = rest.max(REST_BYTES_MIN);
+            moving.rest_bytes.set(rest);
             // A guest that has stopped here waits there.
             let leaves = match goal {
                 Goal::Device(..) => false,
@@ -1038,16 +1040,17 @@ impl Disks {
             self.lift_rate(moving, true);
             // Requests that wait for a limit begin at the latest now, however long each is.
             let put_off = moving.put_off.get();
-            let most = moving.rest_bytes.get().saturating_mul(4 << put_off.min(DOUBLINGS_MAX));
-            if copy.count_left_bytes().await > most {
+            let rest = moving.rest_bytes.get();
+            let most = rest.saturating_mul(4 << put_off.min(DOUBLINGS_MAX));
+            let mut left = copy.count_left_bytes().await;
+            if left > most.max(4 * REST_BYTES_MIN) {
                 moving.put_off.set(put_off.saturating_add(1));
                 return Err(system(format!("the guest of disk {} has written much", spec.name)));
             }
             let rest = async {
-                while copy.count_left_bytes().await > 0
-                    && !mutant::is(Mutant::SwitchesBeforeTheLastBlock)
-                {
+                while left > 0 && !mutant::is(Mutant::SwitchesBeforeTheLastBlock) {
                     copy.pass().await?;
+                    left = copy.count_left_bytes().await;
                 }
                 copy.flush().await
             };

@@ -264,9 +264,8 @@ impl Disks {
                     disks.resume_sending(&again, &name, id).await;
                 });
             }
-            Transfer::Given { id, to } | Transfer::Sent { id, to } => {
-                self.watch(core, name, id, &to);
-            }
+            Transfer::Given { id, to } => self.watch(core, name, id, &to, true),
+            Transfer::Sent { id, to } => self.watch(core, name, id, &to, false),
             Transfer::Whole { .. } => self.watch_arrived(core, name),
             Transfer::Incoming { .. } | Transfer::Begun { .. } => {}
         }
@@ -400,26 +399,24 @@ impl Disks {
         if let Err(why) = given {
             sending.sender.gives(false);
             target.admit(false);
-            self.share_rate();
             return Err(why);
         }
         let Sending { id, to, .. } = sending;
         let sender = sending.sender.clone();
         tracing::debug!(disk = name, stored_us = since_us(), "the disk is given");
         let stops = async || moving.until_stopped().await;
-        let has_it = match sender.is_renewed() {
+        let has_it = match sender.is_renewed() || sender.is_refused() {
             // Its disk was attached anew while this was stored, and has not all of the data.
             true => Some(false),
             false => self.resolve(core, name, target, *id, to, sender.clone(), stops).await,
         };
-        sender.gives(false);
         match has_it {
             None => return Err(Switch::Undecided),
             Some(true) => {
                 moving.note_pause(since_us());
                 return Ok(());
             }
-            Some(false) => {}
+            Some(false) => sender.gives(false),
         }
         // Until it is stored, the next process would ask the other node.
         sending.migrates.set(false);
@@ -431,7 +428,6 @@ impl Disks {
             }
         }
         target.admit(false);
-        self.share_rate();
         Err(later("its guest continues here"))
     }
 
@@ -513,14 +509,21 @@ impl Disks {
     }
 
     /// Watches a disk that was given to another node: a guest that uses it here gets it back, if it
-    /// has not begun there.
-    pub(super) fn watch(self: &Rc<Self>, core: &Core, name: &str, id: u64, to: &Peer) {
+    /// has not begun there. `undecided`: whose it is ends a move, which nobody has told.
+    pub(super) fn watch(
+        self: &Rc<Self>,
+        core: &Core,
+        name: &str,
+        id: u64,
+        to: &Peer,
+        undecided: bool,
+    ) {
         if !self.watched.borrow_mut().insert(name.to_owned()) {
             return;
         }
         let (disks, again, name, to) = (self.clone(), core.clone(), name.to_owned(), to.clone());
         core.spawn(Class::Control, async move {
-            disks.watch_given(&again, &name, id, &to).await;
+            disks.watch_given(&again, &name, id, &to, undecided).await;
             disks.watched.borrow_mut().remove(&name);
             disks.changed.notify_all();
         });
@@ -535,10 +538,15 @@ impl Disks {
         self.changed.wait_until(is_over).await;
     }
 
-    async fn watch_given(self: &Rc<Self>, core: &Core, name: &str, id: u64, to: &Peer) {
+    async fn watch_given(
+        self: &Rc<Self>,
+        core: &Core,
+        name: &str,
+        id: u64,
+        to: &Peer,
+        mut undecided: bool,
+    ) {
         let over = async || self.until_unwatched(name, id).await;
-        // Otherwise its move has told that.
-        let mut is_move = matches!(self.transfer(name), Some(Transfer::Given { .. }));
         loop {
             let Ok(target) = self.target(name) else {
                 match race(over(), core.sleep_ns(AGAIN_NS)).await {
@@ -565,7 +573,7 @@ impl Disks {
                 race(over(), gone).await;
             };
             let has_it = self.resolve(core, name, &target, id, to, sender.clone(), gone).await;
-            if has_it == Some(true) && std::mem::take(&mut is_move) {
+            if has_it == Some(true) && std::mem::take(&mut undecided) {
                 let (disk, uri) = (name.to_owned(), to.to_string());
                 self.report(core, What::Moved { disk, uri, pause_us: 0 });
                 self.moves_ended.count(&super::moves::Stage::Done);
@@ -705,7 +713,7 @@ async fn told_if_slow<T>(core: &Core, disk: &str, to: &Peer, done: impl Future<O
         Ok(done) => done,
         Err(_) => {
             let seconds = SLOW_NS / 1_000_000_000;
-            tracing::warn!(disk, %to, "the other node has not answered for {seconds} s, and a guest may wait for it");
+            tracing::warn!(disk, %to, "the other node has not got all, or has not answered, for {seconds} s, and a guest may wait for that");
             done.await
         }
     }
