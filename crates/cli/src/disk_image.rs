@@ -284,9 +284,12 @@ fn cannot_run(error: &std::io::Error) -> Failure {
         .hint("it is in the package qemu-utils (apt-get install qemu-utils)")
 }
 
-/// A path as qemu-img takes it: it looks for a protocol before a colon.
+/// What qemu-img takes for a path, also if that has a colon: it looks for a protocol before one.
 fn no_protocol(path: &Path) -> PathBuf {
-    if path.is_absolute() { path.to_owned() } else { Path::new(".").join(path) }
+    match path.is_absolute() || path.to_str().is_some_and(is_uri) {
+        true => path.to_owned(),
+        false => Path::new(".").join(path),
+    }
 }
 
 /// The file that an image names as its backing file, or as that of its data. Whoever has made the

@@ -56,7 +56,7 @@ pub use io::aio_abi;
 pub use io::eventfd::{EventFd, EventWatch};
 pub use io::file::{File, ReadAt};
 pub use io::file_queue::{FileDone, FileIo, FileQueue, QueueFull, SEGMENTS_MAX};
-pub use io::foreign::{admit, close_foreign, may_admit};
+pub use io::foreign::{admit, close_door, close_foreign, may_admit};
 pub use io::mapped::{GROWTH, MappedFile};
 pub use io::net::{Listener, Socket, bind, connect, listen};
 pub use io::unix::{

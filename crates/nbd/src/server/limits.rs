@@ -2,10 +2,10 @@
 //!
 //! All requests of a core together may hold a quarter of the core's pool, at most
 //! [`TOTAL_BYTES_MAX`]. A connection may hold a quarter of that, so that one that takes no replies
-//! leaves room for others. What waits for one disk may hold half of it, because a device that does
-//! not answer holds that for as long. A connection that finds no room is not read. Those that wait for
-//! room of the core get it in the order in which they began to wait, so that long requests are not
-//! passed by short ones for ever.
+//! leaves room for others. What waits for one disk may hold three quarters of it, because a device
+//! that does not answer holds that for as long. A connection that finds no room is not read. Those
+//! that wait for room of the core get it in the order in which they began to wait, so that long
+//! requests are not passed by short ones for ever.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -113,7 +113,7 @@ impl Share {
         let (budget, of_disk) = (&self.budget, self.of_disk.borrow());
         if self.requests.get() >= REQUESTS_MAX
             || self.bytes.get() + bytes > budget.connection_bytes_max
-            || of_disk.get() + bytes > budget.total_bytes_max / 2
+            || of_disk.get() + bytes > budget.total_bytes_max / 4 * 3
         {
             // Whoever is behind it need not wait for its disk.
             *place = None;
@@ -223,10 +223,10 @@ mod tests {
         for (share, place) in hung.iter().zip(&mut places) {
             held.extend(share.try_acquire(payload, place));
         }
-        assert_eq!(held.len(), 2);
-        let others: Vec<_> = (0..2).map(|_| Share::new(&budget)).collect();
+        assert_eq!(held.len(), 3);
+        let others: Vec<_> = (0..1).map(|_| Share::new(&budget)).collect();
         let taken = others.iter().filter_map(|share| share.try_acquire(payload, &mut None));
-        assert_eq!(taken.collect::<Vec<_>>().len(), 2);
+        assert_eq!(taken.collect::<Vec<_>>().len(), 1);
         drop(held);
         assert_eq!(of_disk.get(), 0);
         assert!(hung[5].try_acquire(payload, &mut places[5]).is_some());

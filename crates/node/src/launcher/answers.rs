@@ -1,5 +1,6 @@
 //! The answers to a node's questions.
 
+use std::net::Shutdown;
 use std::os::fd::OwnedFd;
 use std::rc::Rc;
 
@@ -104,8 +105,23 @@ impl Launcher {
                     break tracing::warn!(pid = node.pid.as_raw(), "{why}");
                 }
             }
+            // Nothing is answered any more.
+            let _ = node.stream.shutdown(Shutdown::Both);
             // The next node begins with what is stored.
             launcher.changed.wait_until(|| node.storing() == 0).await;
+            let end = || launcher.core.process_end(node.pid.as_raw() as u32);
+            if timeout(&launcher.core, END_NS, end()).await.is_err() {
+                node.kill();
+                let _ = end().await;
+            }
+            let status = match waitpid(node.pid, Some(WaitPidFlag::WNOHANG)) {
+                Ok(status) if status != WaitStatus::StillAlive => status,
+                // It cannot be waited for, or not any more.
+                _ => {
+                    node.kill();
+                    WaitStatus::Exited(node.pid, 1)
+                }
+            };
             // A move ends with its node; a successor that has failed had none.
             if Rc::ptr_eq(&launcher.current.borrow(), &node) {
                 for (disk, to) in launcher.targets.take() {
@@ -113,19 +129,7 @@ impl Launcher {
                     launcher.resources.events().note(What::MoveFailed { disk, uri, why });
                 }
             }
-            let end = || launcher.core.process_end(node.pid.as_raw() as u32);
-            if timeout(&launcher.core, END_NS, end()).await.is_err() {
-                node.kill();
-                let _ = end().await;
-            }
-            node.set_ended(match waitpid(node.pid, Some(WaitPidFlag::WNOHANG)) {
-                Ok(status) if status != WaitStatus::StillAlive => status,
-                // It cannot be waited for, or not any more.
-                _ => {
-                    node.kill();
-                    WaitStatus::Exited(node.pid, 1)
-                }
-            });
+            node.set_ended(status);
         });
     }
 
@@ -430,18 +434,29 @@ impl Launcher {
             }
             _ => self.resources.parts(spec).await?,
         };
-        let door = match known() {
-            Some((door, ..)) => door,
-            None => FrontDoor::new(&self.core, &spec.name, self.resources.listen(spec).await?),
+        let memory = memory_of(spec, &parts.descriptors).map_err(failed)?;
+        let listener = match known() {
+            Some(_) => None,
+            None => Some(self.resources.listen(spec).await?),
         };
         unless_ended(node)?;
-        let memory = memory_of(spec, &parts.descriptors).map_err(failed)?;
         serve_line(&self.core, spec, line.as_ref()).map_err(failed)?;
+        let door = match (known(), listener) {
+            (Some((door, ..)), _) => door,
+            (None, Some(listener)) => FrontDoor::new(&self.core, &spec.name, listener),
+            (None, None) => return Err(unasked(&spec.name, "opened")),
+        };
         let write_cache = self.resources.write_cache(&spec.socket);
         let holes = parts.holes;
         let (text, _) = json_answer(&Opened { holes, write_cache })?;
         let mut descriptors = parts.descriptors;
-        descriptors.push(door.attach().map_err(failed)?);
+        let attached = door.attach().inspect_err(|_| {
+            if known().is_none() {
+                // Nobody else knows it.
+                door.close();
+            }
+        });
+        descriptors.push(attached.map_err(failed)?);
         let open = OpenDisk { spec: spec.clone(), holes, memory, line, door };
         if let Some(store) = self.store.as_ref().filter(|_| open.door.kept().is_none()) {
             open.keep_in(&self.core, store);

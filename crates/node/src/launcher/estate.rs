@@ -436,6 +436,10 @@ impl Launcher {
         };
         // Nothing is moved any more that the next program would miss.
         self.each_door(|door| door.freeze());
+        if self.closes() {
+            self.each_door(FrontDoor::thaw);
+            return "what a front end has sent is being closed".to_owned();
+        }
         // The message stays in the socket; this end must stay open until it has been read.
         let (_frames, kept) = match prepared.await {
             Ok(prepared) => prepared,
@@ -470,6 +474,12 @@ impl Launcher {
         let Err(error) = execve(&path, &arguments, &variables);
         self.each_door(FrontDoor::thaw);
         error.to_string()
+    }
+
+    /// Whether descriptors of a front end are being admitted or closed: this program would wait for
+    /// that when it ends.
+    pub(super) fn closes(&self) -> bool {
+        self.open.borrow().values().any(|open| open.door.is_busy())
     }
 
     fn each_door(&self, with: impl Fn(&Rc<FrontDoor>)) {

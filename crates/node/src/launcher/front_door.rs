@@ -46,7 +46,8 @@ pub(crate) struct FrontDoor {
     core: Core,
     /// The disk.
     name: String,
-    listener: Rc<UnixListener>,
+    /// `None` when it has closed.
+    listener: RefCell<Option<Rc<UnixListener>>>,
     /// The node's door.
     door: RefCell<Option<UnixPackets>>,
     session: RefCell<Option<Session>>,
@@ -67,6 +68,8 @@ pub(crate) struct FrontDoor {
 struct Session {
     /// The front end's socket; `None` when it has gone or was closed.
     socket: Option<UnixSocket>,
+    /// The same, while it has yet to be closed.
+    gone: Option<UnixSocket>,
     /// The way to the node; `None` when it has died, or has ended the connection.
     packets: Option<UnixPackets>,
     keeper: Keeper,
@@ -81,6 +84,8 @@ type Bytes = (usize, Vec<OwnedFd>);
 
 /// What the connection waits for.
 enum Due {
+    /// The front end's socket is to be closed.
+    Close(UnixSocket),
     /// These descriptors are to be admitted.
     Admit(Rc<Vec<OwnedFd>>),
     /// A reply has to be sent.
@@ -130,17 +135,22 @@ impl Session {
                 self.told &= self.keeper.is_open();
                 vhost::drop_in_background(gone);
             }
-            Ok(Taken::Close) => self.socket = None,
+            Ok(Taken::Close) => self.close(),
             Err(why) => {
                 tracing::error!(disk = name, "the node sends {why}: closing the connection");
-                (self.socket, self.packets) = (None, None);
+                self.close();
+                self.packets = None;
             }
         }
     }
 
+    fn close(&mut self) {
+        self.gone = self.socket.take().or(self.gone.take());
+    }
+
     /// Closes the front end's socket, and lets the node end the connection.
     fn end(&mut self) {
-        self.socket = None;
+        self.close();
         if let Some(packets) = &self.packets {
             packets.end();
         }
@@ -155,6 +165,9 @@ impl Session {
     }
 
     fn due(&mut self) -> Due {
+        if let Some(gone) = self.gone.take() {
+            return Due::Close(gone);
+        }
         if let Some((_, descriptors)) = &self.arrived {
             return Due::Admit(descriptors.clone());
         }
@@ -193,7 +206,7 @@ impl FrontDoor {
         let door = FrontDoor {
             core: core.clone(),
             name: name.to_owned(),
-            listener: Rc::new(listener),
+            listener: RefCell::new(Some(Rc::new(listener))),
             door: RefCell::default(),
             session: RefCell::default(),
             closed: Cell::new(false),
@@ -284,9 +297,15 @@ impl FrontDoor {
 
     /// Keeps the state for another launcher from now on.
     pub(super) fn keep_in(&self, kept: Kept) {
-        let before = self.kept.replace(Some(kept));
-        self.keep();
-        if let Some(before) = before {
+        // What has arrived and is not admitted would be lost: then the next launcher closes the
+        // connection.
+        let arrived = |session: &Session| session.arrived.is_some();
+        let arrived = self.session.borrow().as_ref().is_some_and(arrived);
+        self.with_state(false, |state, descriptors| kept.record(state, descriptors));
+        if arrived {
+            kept.begin();
+        }
+        if let Some(before) = self.kept.replace(Some(kept)) {
             before.forget();
         }
     }
@@ -317,17 +336,6 @@ impl FrontDoor {
         if let Some(task) = self.task.take() {
             task.cancel();
         }
-        if let Some(session) = &mut *self.session.borrow_mut()
-            && let Some((bytes, descriptors)) = session.arrived.take()
-        {
-            // The node looks at them, too.
-            let own = Rc::try_unwrap(descriptors);
-            let own = own.or_else(|shared| shared.iter().map(OwnedFd::try_clone).collect());
-            match own {
-                Ok(own) => session.push(&self.name, &bytes, own),
-                Err::<_, io::Error>(_) => session.end(),
-            }
-        }
     }
 
     /// Begins or continues to move.
@@ -343,10 +351,22 @@ impl FrontDoor {
                 self.pass_on().await;
                 self.keep();
                 self.serve().await;
-                self.session.replace(None);
+                let session = self.session.replace(None);
+                let socket = session.and_then(|mut session| session.socket.take());
+                if let Some(socket) = socket {
+                    self.close_elsewhere(async |core: &Core| {
+                        reactor::close_door(core, socket).await
+                    });
+                }
                 self.keep();
             }
             if self.closed.get() {
+                if let Some(listener) = self.listener.take() {
+                    self.close_elsewhere(async |core: &Core| match Rc::into_inner(listener) {
+                        Some(listener) => reactor::close_door(core, listener).await,
+                        None => Ok(()),
+                    });
+                }
                 return;
             }
             self.accept().await;
@@ -358,7 +378,8 @@ impl FrontDoor {
         let ready = || self.door.borrow().is_some() && self.closing.get() == 0;
         self.changed.wait_until(|| self.closed.get() || ready()).await;
         let closed = self.changed.wait_until(|| self.closed.get());
-        let socket = match race(closed, self.listener.accept()).await {
+        let Some(listener) = self.listener.borrow().clone() else { return };
+        let socket = match race(closed, listener.accept()).await {
             Either::First(()) => return,
             Either::Second(Ok(socket)) => socket,
             Either::Second(Err(error)) => {
@@ -367,8 +388,14 @@ impl FrontDoor {
             }
         };
         let keeper = Keeper::new(socket.peer_pid().unwrap_or(0));
-        let session =
-            Session { socket: Some(socket), packets: None, keeper, told: false, arrived: None };
+        let session = Session {
+            socket: Some(socket),
+            gone: None,
+            packets: None,
+            keeper,
+            told: false,
+            arrived: None,
+        };
         self.session.replace(Some(session));
     }
 
@@ -408,6 +435,12 @@ impl FrontDoor {
             };
             let (front_end, packets) = match due {
                 Due::Over => return,
+                Due::Close(socket) => {
+                    self.close_elsewhere(async |core: &Core| {
+                        reactor::close_door(core, socket).await
+                    });
+                    continue;
+                }
                 Due::Admit(descriptors) => {
                     let closes = self.changed.wait_until(|| self.closed.get());
                     let admitted = reactor::may_admit(&self.core, &descriptors);
@@ -503,15 +536,29 @@ impl FrontDoor {
         };
         tracing::warn!(disk = self.name, "the connection was closed: {why}");
         session.end();
+        self.close_elsewhere(async |core: &Core| reactor::close_foreign(core, descriptors).await);
+    }
+
+    /// Closes what may block. Nobody is accepted until that is done.
+    fn close_elsewhere(
+        self: &Rc<Self>,
+        close: impl AsyncFnOnce(&Core) -> io::Result<()> + 'static,
+    ) {
         self.closing.set(self.closing.get() + 1);
         let door = self.clone();
         self.core.spawn(Class::Control, async move {
-            if let Err(error) = reactor::close_foreign(&door.core, descriptors).await {
-                tracing::error!(disk = door.name, "what is not closed stays open: {error}");
+            if let Err(error) = close(&door.core).await {
+                tracing::error!(disk = door.name, "closing what a front end has sent: {error}");
             }
             door.closing.set(door.closing.get() - 1);
             door.changed.notify_all();
         });
+    }
+
+    /// Whether descriptors of a front end are being admitted or closed.
+    pub(super) fn is_busy(&self) -> bool {
+        let arrived = |session: &Session| session.arrived.is_some() || session.gone.is_some();
+        self.closing.get() > 0 || self.session.borrow().as_ref().is_some_and(arrived)
     }
 
     /// Receives from the front end.
@@ -589,7 +636,8 @@ impl FrontDoor {
     ) -> T {
         let (door, session) = (self.door.borrow(), self.session.borrow());
         let door = door.as_ref().filter(|_| with_door);
-        let mut descriptors = vec![self.listener.as_fd()];
+        let listener = self.listener.borrow();
+        let mut descriptors: Vec<_> = listener.iter().map(|listener| listener.as_fd()).collect();
         descriptors.extend(door.iter().map(|door| door.as_fd()));
         let mut state = DoorState { door: door.is_some(), session: None };
         // A connection without a front end only waits for the node to end it.
@@ -653,6 +701,7 @@ impl FrontDoor {
                 let keeper = Keeper::import(kept, descriptors.collect()).ok_or_else(missing)?;
                 Some(Session {
                     socket: Some(socket),
+                    gone: None,
                     packets,
                     keeper,
                     told: state.told,

@@ -23,9 +23,9 @@
 //! 2. It parses nothing that a guest has written, and its cores read no guest's memory. Of a front
 //!    end's message it knows the length.
 //! 3. The node ends with the launcher, also when the launcher is killed: the kernel then kills the
-//!    node, and a node whose socket is closed ends. The launcher ends with a node that ends by
-//!    itself, with its exit code. When a signal ends a node that has served, the launcher starts it
-//!    again, with the front ends' connections (`front_door`), the memory of `mem:` disks, and
+//!    node, and a node whose socket is closed ends. The launcher ends with a node that was told to
+//!    end, or that has not served, with its exit code. When another one ends, the launcher starts
+//!    it again, with the front ends' connections (`front_door`), the memory of `mem:` disks, and
 //!    nothing else of it. For a node without a database a spare one stands ready: it has done
 //!    everything up to Begin, whose answer it gets when it is needed.
 //! 4. It keeps no image open: the node that has an image holds its lock. So a node's image is free
@@ -203,7 +203,8 @@ struct Launcher {
     poison: Poison,
     /// A node has served.
     has_served: Cell<bool>,
-    /// The node is started from this program because the one under its name does not start.
+    /// The node is started from this program because the one under its name does not start, or has
+    /// died again and again.
     uses_own: Cell<bool>,
     upgrading: Cell<bool>,
     /// The node hands its disks over to a successor: nothing is changed.
@@ -307,7 +308,8 @@ impl Launcher {
             let ended = || self.current.borrow().ended().filter(|_| !self.upgrading.get());
             let status = self.changed.wait_for(ended).await;
             self.note_end(status);
-            let soon = self.core.now_ns() < began_ns + SOON_NS;
+            let serves = self.current.borrow().is_serving();
+            let soon = !serves || self.core.now_ns() < began_ns + SOON_NS;
             deaths = next_deaths(deaths, soon, self.blame(status));
             if !self.starts_again(status, deaths).await {
                 break status;

@@ -306,6 +306,10 @@ fn a_disk_that_was_opened_for_a_node_that_has_ended_stays_with_the_next_one() {
                 core.sleep_ns(MOMENT_NS).await;
             }
             assert!(launcher.open.borrow().is_empty());
+            let _channel = played(&core, &launcher, "{}");
+            let node = launcher.current.borrow().clone();
+            let open = Question::of(r#"{"ask":"open","name":"asked"}"#);
+            assert!(launcher.answer(&node, &open).await.is_ok());
         }
     })
     .unwrap();

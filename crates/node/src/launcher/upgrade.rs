@@ -264,6 +264,9 @@ impl Launcher {
         let (mut tried, mut clients_ns) = (false, CLIENTS_NS);
         while !tried {
             self.changed.wait_until(|| unwanted() || !has_orders()).await;
+            while self.closes() && !unwanted() {
+                core.sleep_ns(AGAIN_NS).await;
+            }
             if unwanted() {
                 return;
             }
@@ -274,7 +277,7 @@ impl Launcher {
             self.resources.events().close(true);
             let left = race(self.clients.until_none(), self.changed.wait_until(unwanted));
             let _ = timeout(core, std::mem::take(&mut clients_ns), left).await;
-            if !unwanted() && !has_orders() && !writes() {
+            if !unwanted() && !has_orders() && !writes() && !self.closes() {
                 tried = self.become_program_of(&node, program, &unwanted).await;
             }
             self.resources.events().close(false);

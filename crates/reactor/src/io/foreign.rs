@@ -118,10 +118,33 @@ pub async fn may_admit(core: &Core, fds: &[OwnedFd]) -> io::Result<bool> {
         match is_known(fd.as_fd())? {
             Some(true) => {}
             Some(false) => return Ok(false),
-            None => ask.push(fd.try_clone()?),
+            None => ask.push(fd),
         }
     }
-    Ok(ask.is_empty() || elsewhere(core, ask, true).await?.is_some())
+    // To close a copy may block, too.
+    let mut copies = Vec::new();
+    let copied = ask.iter().try_for_each(|fd| fd.try_clone().map(|copy| copies.push(copy)));
+    let admitted = match copies.is_empty() {
+        true => true,
+        false => elsewhere(core, copies, copied.is_ok()).await?.is_some(),
+    };
+    copied.map(|()| admitted)
+}
+
+/// Closes a connection to another process, of which this is the last clone, or the place where such
+/// connections wait. Descriptors may wait in it, which are closed with it: then this suspends until
+/// they are, perhaps for ever.
+///
+/// # Errors
+/// As the system gives them; then it was closed all the same.
+pub async fn close_door(core: &Core, door: impl AsFd) -> io::Result<()> {
+    let fd = door.as_fd();
+    if core.is_simulated() || socket_option(fd, libc::SO_ACCEPTCONN)? == 0 && takes_nothing(fd)? {
+        return Ok(());
+    }
+    let copy = fd.try_clone_to_owned()?;
+    drop(door);
+    elsewhere(core, vec![copy], false).await.map(drop)
 }
 
 /// Closes descriptors that were not admitted. Suspends until they are closed, perhaps for ever.
