@@ -354,9 +354,7 @@ impl FrontDoor {
                 let session = self.session.replace(None);
                 let socket = session.and_then(|mut session| session.socket.take());
                 if let Some(socket) = socket {
-                    self.close_elsewhere(async |core: &Core| {
-                        reactor::close_door(core, socket).await
-                    });
+                    self.close_socket(socket);
                 }
                 self.keep();
             }
@@ -436,9 +434,7 @@ impl FrontDoor {
             let (front_end, packets) = match due {
                 Due::Over => return,
                 Due::Close(socket) => {
-                    self.close_elsewhere(async |core: &Core| {
-                        reactor::close_door(core, socket).await
-                    });
+                    self.close_socket(socket);
                     continue;
                 }
                 Due::Admit(descriptors) => {
@@ -537,6 +533,11 @@ impl FrontDoor {
         tracing::warn!(disk = self.name, "the connection was closed: {why}");
         session.end();
         self.close_elsewhere(async |core: &Core| reactor::close_foreign(core, descriptors).await);
+    }
+
+    /// Closes a front end's socket, of which this is the last clone.
+    fn close_socket(self: &Rc<Self>, socket: UnixSocket) {
+        self.close_elsewhere(async |core: &Core| reactor::close_door(core, socket).await);
     }
 
     /// Closes what may block. Nobody is accepted until that is done.

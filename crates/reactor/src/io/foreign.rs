@@ -81,30 +81,13 @@ fn is_local(fd: BorrowedFd<'_>) -> bool {
 /// # Errors
 /// `InvalidInput` when one is of another kind; others when the system cannot tell.
 pub async fn admit(core: &Core, fds: Vec<OwnedFd>) -> io::Result<Vec<OwnedFd>> {
-    let mut ask = false;
-    let mut known = Ok(true);
-    for fd in &fds {
-        match is_known(fd.as_fd()) {
-            Ok(Some(is)) => known = known.map(|known| known && is),
-            Ok(None) => ask = true,
-            Err(error) => known = Err(error),
-        }
+    let admitted = may_admit(core, &fds).await;
+    if let Ok(true) = admitted {
+        return Ok(fds);
     }
-    match known {
-        Ok(true) if !ask => Ok(fds),
-        Ok(known) => match elsewhere(core, fds, known).await? {
-            Some(fds) => Ok(fds),
-            None => {
-                let what = "a descriptor must be an eventfd, shared memory, a Unix socket or a local \
-                            file";
-                Err(io::Error::new(io::ErrorKind::InvalidInput, what))
-            }
-        },
-        Err(error) => {
-            elsewhere(core, fds, false).await?;
-            Err(error)
-        }
-    }
+    close_foreign(core, fds).await?;
+    let what = "a descriptor must be an eventfd, shared memory, a Unix socket or a local file";
+    admitted.and(Err(io::Error::new(io::ErrorKind::InvalidInput, what)))
 }
 
 /// Whether all descriptors of another process are of a kind that never blocks. Suspends if only a
@@ -126,7 +109,7 @@ pub async fn may_admit(core: &Core, fds: &[OwnedFd]) -> io::Result<bool> {
     let copied = ask.iter().try_for_each(|fd| fd.try_clone().map(|copy| copies.push(copy)));
     let admitted = match copies.is_empty() {
         true => true,
-        false => elsewhere(core, copies, copied.is_ok()).await?.is_some(),
+        false => elsewhere(core, copies).await?,
     };
     copied.map(|()| admitted)
 }
@@ -144,7 +127,7 @@ pub async fn close_door(core: &Core, door: impl AsFd) -> io::Result<()> {
     }
     let copy = fd.try_clone_to_owned()?;
     drop(door);
-    elsewhere(core, vec![copy], false).await.map(drop)
+    close_foreign(core, vec![copy]).await
 }
 
 /// Closes descriptors that were not admitted. Suspends until they are closed, perhaps for ever.
@@ -152,17 +135,13 @@ pub async fn close_door(core: &Core, door: impl AsFd) -> io::Result<()> {
 /// # Errors
 /// When no thread can be started: they stay open.
 pub async fn close_foreign(core: &Core, fds: Vec<OwnedFd>) -> io::Result<()> {
-    elsewhere(core, fds, false).await.map(drop)
+    elsewhere(core, fds).await.map(drop)
 }
 
-/// Lets a thread make the calls that may block a core; if the descriptors are not wanted, closes
-/// them there.
+/// Lets a thread make the calls that may block a core: it finds out whether all of them are of
+/// files of local file systems, or of a kind that is known, and closes them.
 #[expect(clippy::disallowed_methods, reason = "a call that may block needs a thread of its own")]
-async fn elsewhere(
-    core: &Core,
-    fds: Vec<OwnedFd>,
-    wanted: bool,
-) -> io::Result<Option<Vec<OwnedFd>>> {
+async fn elsewhere(core: &Core, fds: Vec<OwnedFd>) -> io::Result<bool> {
     // If no thread can be started, they stay open: a close may block as well.
     let fds = ManuallyDrop::new(fds);
     let over = EventFd::new()?;
@@ -171,9 +150,10 @@ async fn elsewhere(
         let fds = ManuallyDrop::into_inner(fds);
         let local =
             |fd: &OwnedFd| matches!(is_known(fd.as_fd()), Ok(Some(true))) || is_local(fd.as_fd());
-        let admitted = Some(fds).filter(|fds| wanted && fds.iter().all(local));
+        let are_local = fds.iter().all(local);
+        drop(fds);
         // The receiver is gone when the connection is.
-        let _ = tell.send(admitted);
+        let _ = tell.send(are_local);
         over.signal();
     };
     std::thread::Builder::new().name("millrace-foreign".to_owned()).spawn(body)?;
