@@ -90,6 +90,8 @@ def test_a_descriptor_whose_close_blocks_hurts_its_sender_only(tmp_path, how):
     with Node(tmp_path, specs=[spec(tmp_path, name, "mem:16M") for name in ("bad", "good")]) as node, lingering() as (blocks, release):
         bad = connect(tmp_path, "bad")
         sent = blocks
+        # The launcher closes its copies after this test has closed its own: the last close blocks.
+        node.process.send_signal(signal.SIGSTOP)
         if how == "in a socket":
             sent, theirs = socket.socketpair()
             socket.send_fds(theirs, [b"x"], [blocks.fileno()])
@@ -102,6 +104,7 @@ def test_a_descriptor_whose_close_blocks_hurts_its_sender_only(tmp_path, how):
         # A part of a message: the node never sees it.
         socket.send_fds(bad, [GET_FEATURES[:1]], [sent.fileno()])
         sent.close()
+        node.process.send_signal(signal.SIGCONT)
         guest.wait_for("its end", lambda: "a descriptor could block" in node.said(), saw=node.said)
         bad.close()
         # Others come and go meanwhile, and their memory is released.
