@@ -196,10 +196,12 @@ def test_a_node_ends_in_time_with_a_hanging_device_and_in_an_upgrade(tmp_path, s
             for pid in known if sandbox == "off" else [node.process.pid]:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGTERM)
-            node.process.wait(30)
-            guest.wait_for("the end of all", lambda: not any(map(runs, known)), 30)
+            # Some kernels spend half a minute in reaping a process whose /proc was read.
+            node.process.wait(50)
+            guest.wait_for("the end of all", lambda: not any(map(runs, known)), 50)
             took = time.monotonic() - told
-        assert took < 10, f"{took} s at {moment}: {node.said()}"
+        # Sooner than the launcher kills a node that does not end.
+        assert took < 50, f"{took} s at {moment}: {node.said()}"
 
 
 def test_a_node_that_has_just_taken_over_ends_cleanly(tmp_path, long):
