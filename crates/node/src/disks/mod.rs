@@ -47,8 +47,15 @@ use crate::error::{Error, Kind};
 
 /// Maximum number of disks.
 pub(crate) const DISKS_MAX: usize = 1024;
-/// How many disks are opened at once at the start.
-const OPENED_AT_ONCE: usize = 8;
+/// How many disks are opened at once at the start: enough that a launcher which gets the processor
+/// for a moment has questions to answer.
+const OPENED_AT_ONCE: usize = 32;
+/// How often the guests that are served already are looked at while others of a node that has died
+/// are not, in nanoseconds.
+const POLL_NS: u64 = 1_000_000;
+/// How long the last connections take until they continue, once their disks are open, in
+/// nanoseconds.
+const CONTINUED_NS: u64 = 3_000_000;
 /// How long the other disks of a node that has died wait for one whose device does not answer, in
 /// nanoseconds. Opening takes a few milliseconds.
 const OPENING_NS: u64 = 200_000_000;
@@ -237,7 +244,13 @@ impl Disks {
         }
         let lost = restarted && !takes_over;
         if lost {
+            let seldom = core.poll_every(POLL_NS);
             disks.open_missing(core, &missing, lost, takes_over).await?;
+            let ends = core.sleep_ns(CONTINUED_NS);
+            core.spawn(Class::Control, async move {
+                ends.await;
+                drop(seldom);
+            });
         } else {
             // If an attached disk has an image that is configured for another one now, it must not
             // lock it first.

@@ -5,8 +5,9 @@ use std::os::fd::OwnedFd;
 use std::rc::Rc;
 
 use bdev::Parts;
-use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
-use reactor::{Class, Core, OtherProcess, timeout};
+use nix::sys::wait::{Id, WaitPidFlag, WaitStatus, waitid};
+use nix::unistd::Pid;
+use reactor::{Class, Core, OtherProcess, reap, timeout};
 
 use super::Launcher;
 use super::child::Child;
@@ -114,7 +115,7 @@ impl Launcher {
                 node.kill();
                 let _ = end().await;
             }
-            let status = match waitpid(node.pid, Some(WaitPidFlag::WNOHANG)) {
+            let status = match status_of(node.pid) {
                 Ok(status) if status != WaitStatus::StillAlive => status,
                 // It cannot be waited for, or not any more.
                 _ => {
@@ -130,6 +131,9 @@ impl Launcher {
                 }
             }
             node.set_ended(status);
+            // The kernel's threads that take it apart compete with what is being restored.
+            node.until_it_is_buried().await;
+            reap(node.pid.as_raw() as u32);
         });
     }
 
@@ -535,6 +539,11 @@ pub(super) fn copies(descriptors: &[OwnedFd]) -> std::io::Result<Vec<OwnedFd>> {
 ///
 /// # Errors
 /// Then.
+/// How a child has ended. Its number stays its own.
+fn status_of(pid: Pid) -> nix::Result<WaitStatus> {
+    waitid(Id::Pid(pid), WaitPidFlag::WEXITED | WaitPidFlag::WNOHANG | WaitPidFlag::WNOWAIT)
+}
+
 fn unless_ended(node: &Child) -> Result<(), Error> {
     match node.has_ended() {
         true => Err(Error::new(Kind::System, "it has ended")),

@@ -17,7 +17,8 @@ use crate::io::watch::Watch;
 const POLL_NS: u64 = 1_000_000;
 
 impl Core {
-    /// Starts a program and waits until it runs. The caller must reap the [`Child`] after its end.
+    /// Starts a program and waits until it runs. The caller must reap the [`Child`] after its end,
+    /// for example with [`reap`].
     ///
     /// # Errors
     /// When it cannot be started, as the system gives them.
@@ -46,6 +47,27 @@ impl Core {
     }
 }
 
+/// Lets a thread reap a child that has ended, so that its number is free. The kernel takes the
+/// child's `/proc` apart meanwhile, which took half a minute on one where others had read it.
+pub fn reap(pid: u32) {
+    reap_elsewhere(libc::P_PID, pid, None);
+}
+
+/// `of` stays open until the child is reaped.
+#[expect(clippy::disallowed_methods, reason = "a call that may block needs a thread of its own")]
+fn reap_elsewhere(by: libc::idtype_t, id: u32, of: Option<OwnedFd>) {
+    let body = move || {
+        let nothing = std::ptr::null_mut::<libc::siginfo_t>();
+        // SAFETY: the kernel takes a null pointer for no interest in the status.
+        unsafe { libc::waitid(by, id, nothing, libc::WEXITED | libc::WNOHANG) };
+        drop(of);
+    };
+    // Without a thread it stays in the table until this process ends.
+    if let Err(error) = std::thread::Builder::new().name("millrace-reap".to_owned()).spawn(body) {
+        tracing::warn!("cannot reap a process: {error}");
+    }
+}
+
 /// A process that this one has not started. Its number may be given to another one when it has
 /// ended, so a descriptor stands for it.
 #[derive(Debug)]
@@ -66,6 +88,12 @@ impl OtherProcess {
     /// As the system gives them.
     pub async fn end(&self, core: &Core) -> io::Result<()> {
         Watch::new(core, self.0.try_clone()?).readable().await
+    }
+
+    /// Reaps it as [`reap`] does, if it has ended and became a child of this process: process 1 is
+    /// the parent of every process whose own one has ended.
+    pub fn reap(self) {
+        reap_elsewhere(libc::P_PIDFD, self.0.as_raw_fd() as u32, Some(self.0));
     }
 
     /// Kills it, if it has not ended yet.

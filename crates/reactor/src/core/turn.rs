@@ -54,7 +54,15 @@ impl Core {
         if inner.nap_until_ns.get() > 0 && may_wait {
             return inner.nap();
         }
-        if worked || !may_wait || inner.work_pending() { Wait::No } else { inner.idle_wait() }
+        if !may_wait || inner.work_pending() {
+            Wait::No
+        } else if inner.poll_every_ns.get() > 0 {
+            inner.wait_for_poll()
+        } else if worked {
+            Wait::No
+        } else {
+            inner.idle_wait()
+        }
     }
 
     /// The second half of a turn: submits, waits, reaps, and fires timers.
@@ -236,8 +244,15 @@ impl CoreState {
     /// Runs the pollers, several times while nothing else has work: this spreads the cost of the
     /// rest of the turn over more of their requests. True when they did something.
     fn poll(&self) -> bool {
+        let every_ns = self.poll_every_ns.get();
+        if every_ns > 0 {
+            if self.now.get() < self.polled_at.get() + every_ns {
+                return false;
+            }
+            self.polled_at.set(self.now.get());
+        }
         let mut worked = false;
-        for _ in 0..POLLS_PER_TURN {
+        for _ in 0..if every_ns > 0 { 1 } else { POLLS_PER_TURN } {
             self.rounds.set(self.rounds.get() + 1);
             if !Pollers::run(&self.pollers, self.pollers_due.take()) {
                 break;
@@ -317,6 +332,16 @@ impl CoreState {
             return Wait::No;
         }
         self.nap_until_ns.set(0);
+        let until_ns = self.next_timer().map_or(until_ns, |at| at.min(until_ns));
+        Wait::Ns(until_ns.saturating_sub(self.now.get()).max(1))
+    }
+
+    /// How to wait for the next round of the pollers.
+    fn wait_for_poll(&self) -> Wait {
+        let until_ns = self.polled_at.get() + self.poll_every_ns.get();
+        if until_ns <= self.now.get() || !self.shared.sleep().prepare(|| self.work_pending()) {
+            return Wait::No;
+        }
         let until_ns = self.next_timer().map_or(until_ns, |at| at.min(until_ns));
         Wait::Ns(until_ns.saturating_sub(self.now.get()).max(1))
     }

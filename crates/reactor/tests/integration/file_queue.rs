@@ -471,23 +471,26 @@ fn a_sync_that_ends_after_a_failed_one_fails() {
         .unwrap();
 }
 
+/// A poller that always has work, and notes when it runs.
+struct Busy(Core, Rc<RefCell<Vec<u64>>>);
+
+impl Poller for Busy {
+    fn poll(&mut self) -> bool {
+        self.1.borrow_mut().push(self.0.now_ns());
+        true
+    }
+    fn pure_check(&mut self) -> bool {
+        true
+    }
+    fn arm(&mut self) -> bool {
+        false
+    }
+    fn disarm(&mut self) {}
+}
+
 /// A core whose pollers always have work waits once, and then goes on.
 #[test]
 fn a_core_naps_once_although_its_pollers_have_work() {
-    struct Busy(Core, Rc<RefCell<Vec<u64>>>);
-    impl Poller for Busy {
-        fn poll(&mut self) -> bool {
-            self.1.borrow_mut().push(self.0.now_ns());
-            true
-        }
-        fn pure_check(&mut self) -> bool {
-            true
-        }
-        fn arm(&mut self) -> bool {
-            false
-        }
-        fn disarm(&mut self) {}
-    }
     let polls = world(1).run(|core| async move {
         let polls = Rc::new(RefCell::new(Vec::new()));
         let slot = core.add_poller(Busy(core.clone(), polls.clone()));
@@ -501,6 +504,33 @@ fn a_core_naps_once_although_its_pollers_have_work() {
     let waits = polls.windows(2).map(|pair| pair[1] - pair[0]);
     let long: Vec<_> = waits.filter(|ns| *ns >= 600_000).collect();
     assert!(matches!(long[..], [600_000..=800_000]), "{long:?}");
+}
+
+/// A core's pollers leave it to other work, but not for ever, and run as before afterwards.
+#[test]
+fn pollers_run_seldom_for_a_while() {
+    let polls = world(1).run(|core| async move {
+        let polls = Rc::new(RefCell::new(Vec::new()));
+        let slot = core.add_poller(Busy(core.clone(), polls.clone()));
+        core.sleep_ns(1_000_000).await;
+        let before = polls.take().len();
+        let seldom = core.poll_every(500_000);
+        for _ in 0..200 {
+            core.sleep_ns(50_000).await;
+        }
+        let meanwhile = polls.take();
+        drop(seldom);
+        core.sleep_ns(1_000_000).await;
+        drop(slot);
+        (before, meanwhile, polls.take().len())
+    });
+    let (before, meanwhile, after) = polls.unwrap().remove(0);
+    let waits: Vec<_> = meanwhile.windows(2).map(|pair| pair[1] - pair[0]).collect();
+    assert!(
+        waits.len() >= 10 && waits.iter().all(|ns| (500_000..700_000).contains(ns)),
+        "{waits:?}"
+    );
+    assert!(before > 100 && after > 100, "{before} and {after}");
 }
 
 /// A turn is taken at the requested time, although nothing else happens.
