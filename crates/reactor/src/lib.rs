@@ -44,7 +44,7 @@ pub mod waiters;
 mod work;
 
 pub use bell::Bell;
-pub use core::{Core, JoinHandle, OtherProcess, OwnedTask, PollEvery, Sleep, reap};
+pub use core::{Core, JoinHandle, OtherProcess, OwnedTask, PollEvery, Sleep};
 pub use driver::{
     DirEntry, Extent, Image, ImageInfo, ImageLock, ImageOpening, LockGuard, Mode, Opening, Program,
     SharedFile, Space,

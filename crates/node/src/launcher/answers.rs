@@ -7,7 +7,7 @@ use std::rc::Rc;
 use bdev::Parts;
 use nix::sys::wait::{Id, WaitPidFlag, WaitStatus, waitid};
 use nix::unistd::Pid;
-use reactor::{Class, Core, OtherProcess, reap, timeout};
+use reactor::{Class, Core, OtherProcess, timeout};
 
 use super::Launcher;
 use super::child::Child;
@@ -130,10 +130,15 @@ impl Launcher {
                     launcher.resources.events().note(What::MoveFailed { disk, uri, why });
                 }
             }
+            launcher.reaping.set(launcher.reaping.get() + 1);
             node.set_ended(status);
-            // The kernel's threads that take it apart compete with what is being restored.
+            // What the next node restores comes first.
             node.until_it_is_buried().await;
-            reap(node.pid.as_raw() as u32);
+            if let Err(error) = launcher.core.reap(node.pid.as_raw() as u32).await {
+                tracing::warn!(pid = node.pid.as_raw(), "it cannot be reaped: {error}");
+            }
+            launcher.reaping.set(launcher.reaping.get() - 1);
+            launcher.changed.notify_all();
         });
     }
 
@@ -535,15 +540,15 @@ pub(super) fn copies(descriptors: &[OwnedFd]) -> std::io::Result<Vec<OwnedFd>> {
     descriptors.iter().map(OwnedFd::try_clone).collect()
 }
 
-/// Refuses what a node has asked for that has ended meanwhile: another one may have it.
-///
-/// # Errors
-/// Then.
 /// How a child has ended. Its number stays its own.
 fn status_of(pid: Pid) -> nix::Result<WaitStatus> {
     waitid(Id::Pid(pid), WaitPidFlag::WEXITED | WaitPidFlag::WNOHANG | WaitPidFlag::WNOWAIT)
 }
 
+/// Refuses what a node has asked for that has ended meanwhile: another one may have it.
+///
+/// # Errors
+/// Then.
 fn unless_ended(node: &Child) -> Result<(), Error> {
     match node.has_ended() {
         true => Err(Error::new(Kind::System, "it has ended")),

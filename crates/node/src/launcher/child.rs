@@ -11,7 +11,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use nix::sys::signal::Signal;
-use nix::sys::wait::WaitStatus;
+use nix::sys::wait::{Id, WaitPidFlag, WaitStatus, waitid};
 use nix::unistd::Pid;
 use reactor::{Class, Core, Event, OtherProcess, Program, timeout};
 
@@ -193,7 +193,9 @@ impl Child {
         let _ = core.process_end(self.pid.as_raw() as u32).await;
         if let Some(survivor) = self.survivor.take() {
             self.end_survivor(&core, &survivor).await;
-            survivor.reap();
+            // Process 1 is the parent of every process whose own one has ended.
+            let ended = WaitPidFlag::WEXITED | WaitPidFlag::WNOHANG;
+            let _ = waitid(Id::PIDFd(survivor.as_fd()), ended);
         }
         self.buried.set(true);
         self.changed.notify_all();

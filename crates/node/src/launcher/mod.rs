@@ -211,6 +211,8 @@ struct Launcher {
     handing_over: Cell<bool>,
     /// The number of upgrades that wait for the one before them.
     waiting: Cell<usize>,
+    /// The number of nodes that have ended and are not reaped.
+    reaping: Cell<usize>,
     stopping: Cell<bool>,
     /// Signals are left to the next program.
     renewing: Cell<bool>,
@@ -267,6 +269,7 @@ impl Launcher {
             upgrading: Cell::new(false),
             handing_over: Cell::new(false),
             waiting: Cell::new(0),
+            reaping: Cell::new(0),
             stopping: Cell::new(false),
             renewing: Cell::new(false),
             changed,

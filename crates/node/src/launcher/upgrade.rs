@@ -31,6 +31,8 @@ const HAND_OVER_DISK_NS: u64 = 25_000_000;
 const ABOUT_TO_END_NS: u64 = 5_000_000;
 /// How long the report of an upgrade waits until the successor has opened the database.
 const OPEN_NS: u64 = 30_000_000_000;
+/// How long the dead may take to be reaped before the program is replaced.
+const REAPED_NS: u64 = 2_000_000_000;
 /// How often a node is asked whether a waiting upgrade still makes sense.
 const ASK_NS: u64 = 200_000_000;
 
@@ -277,6 +279,9 @@ impl Launcher {
             self.resources.events().close(true);
             let left = race(self.clients.until_none(), self.changed.wait_until(unwanted));
             let _ = timeout(core, std::mem::take(&mut clients_ns), left).await;
+            // The next program does not know them.
+            let reaped = self.changed.wait_until(|| unwanted() || self.reaping.get() == 0);
+            let _ = timeout(core, REAPED_NS, reaped).await;
             if !unwanted() && !has_orders() && !writes() && !self.closes() {
                 tried = self.become_program_of(&node, program, &unwanted).await;
             }

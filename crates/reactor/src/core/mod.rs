@@ -57,7 +57,7 @@ use crate::timer::Timers;
 use crate::wait::{Elapsed, timeout};
 
 pub use self::join::{JoinHandle, OwnedTask};
-pub use self::processes::{OtherProcess, reap};
+pub use self::processes::OtherProcess;
 pub use self::sleep::Sleep;
 pub(crate) use self::stop::DRAIN_NS;
 

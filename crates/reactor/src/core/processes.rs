@@ -10,6 +10,7 @@ use std::process::Child;
 
 use super::Core;
 use crate::driver::{MetaOp, MetaOut, Program};
+use crate::io::eventfd::EventFd;
 use crate::io::unix::outcome;
 use crate::io::watch::Watch;
 
@@ -18,7 +19,7 @@ const POLL_NS: u64 = 1_000_000;
 
 impl Core {
     /// Starts a program and waits until it runs. The caller must reap the [`Child`] after its end,
-    /// for example with [`reap`].
+    /// for example with [`Core::reap`].
     ///
     /// # Errors
     /// When it cannot be started, as the system gives them.
@@ -45,26 +46,27 @@ impl Core {
         }
         Ok(())
     }
-}
 
-/// Lets a thread reap a child that has ended, so that its number is free. The kernel takes the
-/// child's `/proc` apart meanwhile, which took half a minute on one where others had read it.
-pub fn reap(pid: u32) {
-    reap_elsewhere(libc::P_PID, pid, None);
-}
-
-/// `of` stays open until the child is reaped.
-#[expect(clippy::disallowed_methods, reason = "a call that may block needs a thread of its own")]
-fn reap_elsewhere(by: libc::idtype_t, id: u32, of: Option<OwnedFd>) {
-    let body = move || {
-        let nothing = std::ptr::null_mut::<libc::siginfo_t>();
-        // SAFETY: the kernel takes a null pointer for no interest in the status.
-        unsafe { libc::waitid(by, id, nothing, libc::WEXITED | libc::WNOHANG) };
-        drop(of);
-    };
-    // Without a thread it stays in the table until this process ends.
-    if let Err(error) = std::thread::Builder::new().name("millrace-reap".to_owned()).spawn(body) {
-        tracing::warn!("cannot reap a process: {error}");
+    /// Reaps a child that has ended, so that its number is free. A thread does it: the kernel takes
+    /// the child's `/proc` apart meanwhile, which took half a minute where others had read it.
+    ///
+    /// # Errors
+    /// When no thread can be started: it stays in the process table.
+    #[expect(
+        clippy::disallowed_methods,
+        reason = "a call that may block needs a thread of its own"
+    )]
+    pub async fn reap(&self, pid: u32) -> io::Result<()> {
+        let over = EventFd::new()?;
+        let watch = over.watch(self)?;
+        let body = move || {
+            let nothing = std::ptr::null_mut::<libc::siginfo_t>();
+            // SAFETY: a null pointer says that the status is not wanted.
+            unsafe { libc::waitid(libc::P_PID, pid, nothing, libc::WEXITED | libc::WNOHANG) };
+            over.signal();
+        };
+        std::thread::Builder::new().name("millrace-reap".to_owned()).spawn(body)?;
+        watch.raised().await
     }
 }
 
@@ -88,12 +90,6 @@ impl OtherProcess {
     /// As the system gives them.
     pub async fn end(&self, core: &Core) -> io::Result<()> {
         Watch::new(core, self.0.try_clone()?).readable().await
-    }
-
-    /// Reaps it as [`reap`] does, if it has ended and became a child of this process: process 1 is
-    /// the parent of every process whose own one has ended.
-    pub fn reap(self) {
-        reap_elsewhere(libc::P_PIDFD, self.0.as_raw_fd() as u32, Some(self.0));
     }
 
     /// Kills it, if it has not ended yet.
