@@ -8,7 +8,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use bdev::Kind;
-use reactor::{Class, Core};
+use reactor::{Class, Core, Event};
 
 /// What has happened to a disk.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -75,6 +75,21 @@ struct Observer {
     observe: RefCell<Option<Observe>>,
     /// What has happened before there was an observer: disks that are taken over begin early.
     early: RefCell<Vec<(String, DiskEvent)>>,
+}
+
+/// Notified when a flush of one of a core's disks has failed.
+#[derive(Default)]
+pub(crate) struct FailedFlushes(pub Event);
+
+/// Tells the core `home` of a disk that a flush has failed.
+#[cold]
+pub(crate) fn flush_failed(core: &Core, home: usize) {
+    let tell = |core: &Core| core.local::<FailedFlushes>().0.notify_all();
+    if core.id() == home {
+        return tell(core);
+    }
+    let there = core.clone();
+    core.spawn(Class::Control, async move { there.call(home, tell).await });
 }
 
 /// Sets the function that is told what happens to the disks of a core, with the core and the disk's

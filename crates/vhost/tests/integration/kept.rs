@@ -48,6 +48,8 @@ struct Counts {
     messages: AtomicUsize,
     deaths: AtomicUsize,
     again: AtomicU64,
+    /// Calls of the last target.
+    calls: AtomicU64,
 }
 
 /// A target with one connection.
@@ -148,6 +150,8 @@ async fn keep(
                     let (bytes, _) = life.packets.recv(PACKET_BYTES_MAX).await.unwrap();
                     assert_eq!(FromNode::decode(&bytes), Some(FromNode::Close));
                 }
+                let calls = life.target.stats().iter().map(|ring| ring.signals.get()).sum();
+                counts.calls.store(calls, Ordering::Release);
                 counts.again.fetch_add(life.die().await, Ordering::AcqRel);
                 counts.messages.store(nth, Ordering::Release);
                 return;
@@ -232,7 +236,19 @@ fn live(options: DiskOptions, socket: &std::path::Path) {
 }
 
 fn run(point: Point, options: &DiskOptions, fatal: usize, every: usize) -> Arc<Counts> {
-    let dir = Scratch::new(&format!("kept-{point:?}-{}-{fatal}", options.packed));
+    let options = options.clone();
+    run_with(point, fatal, every, options.packed, move |socket| live(options, socket))
+}
+
+/// The same with a front end that does something else.
+fn run_with(
+    point: Point,
+    fatal: usize,
+    every: usize,
+    packed: bool,
+    live: impl FnOnce(&std::path::Path),
+) -> Arc<Counts> {
+    let dir = Scratch::new(&format!("kept-{point:?}-{packed}-{fatal}"));
     let socket = dir.path("a.sock");
     let config = RuntimeConfig {
         processors: processors().into_iter().take(1).collect(),
@@ -247,7 +263,7 @@ fn run(point: Point, options: &DiskOptions, fatal: usize, every: usize) -> Arc<C
         reactor::run(&config, main).unwrap();
     });
     until("it serves", || counts.serves.load(Ordering::Acquire) == 1);
-    live(options.clone(), &socket);
+    live(&socket);
     core.join().expect("the core has panicked");
     counts
 }
@@ -286,5 +302,20 @@ fn a_target_may_die_at_every_message() {
             let messages = counts.messages.load(Ordering::Acquire);
             assert!(counts.deaths.load(Ordering::Acquire) >= messages, "{point:?}");
         }
+    }
+}
+
+/// The one that has died may have completed requests and called nobody.
+#[test]
+fn the_next_target_calls_the_guest_although_nothing_is_left_to_do() {
+    for packed in [false, true] {
+        let connects = |socket: &std::path::Path| {
+            drop(Disk::connect(socket, options(packed)).unwrap());
+        };
+        let alive = run_with(Point::Replied, usize::MAX, 1, packed, connects);
+        let last = alive.messages.load(Ordering::Acquire) - 1;
+        let counts = run_with(Point::Replied, last, 1, packed, connects);
+        assert_eq!(counts.deaths.load(Ordering::Acquire), 1);
+        assert_eq!(counts.calls.load(Ordering::Acquire), 2, "one of each ring");
     }
 }

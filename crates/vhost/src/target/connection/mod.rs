@@ -6,6 +6,7 @@
 mod actions;
 mod rings;
 
+use std::cell::Cell;
 use std::future::pending;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::Arc;
@@ -23,6 +24,7 @@ use crate::protocol::ring_state::{RingProgress, RingState};
 use crate::protocol::session::{Action, Offer, Session};
 use crate::target::disk::config;
 use crate::target::link::{DirectLink, Earlier, Link};
+use crate::target::observer::FailedFlushes;
 use crate::target::queue::{Command, RingEnd, RingHandle};
 use crate::target::{FrontEnd, Order, Target};
 
@@ -69,6 +71,8 @@ enum Next {
     Sent(std::io::Result<()>),
     Ended(RingEnd),
     Resized,
+    /// The launcher is to know of it.
+    FlushFailed,
     Released,
     Admitted,
     Locked,
@@ -92,6 +96,8 @@ pub(super) struct Connection<'a> {
     holds: bool,
     /// A ring was started that waits for the image's lock.
     waits_for_lock: bool,
+    /// Whether the launcher knows that a flush has failed: the next process fails all writes, too.
+    flush_failed: Cell<bool>,
 }
 
 impl Drop for Connection<'_> {
@@ -116,6 +122,7 @@ impl<'a> Connection<'a> {
             commands_pending: false,
             holds: false,
             waits_for_lock: false,
+            flush_failed: Cell::new(false),
         }
     }
 
@@ -168,9 +175,13 @@ impl<'a> Connection<'a> {
         let bad = |error: &dyn std::fmt::Display| Refused::new("the session", error);
         let state = DiskState::decode(&earlier.document).map_err(|error| bad(&error))?;
         let connection = state.connection.ok_or_else(|| bad(&"it has no connection"))?;
-        let active = connection.session.rings.iter().any(|(_, progress)| progress.is_some());
-        if active && connection.session.inflight.is_none() {
+        let recorded = connection.session.inflight.map_or(0, |info| usize::from(info.queues));
+        let unrecorded = connection.session.rings.iter().skip(recorded);
+        if unrecorded.into_iter().any(|(_, progress)| progress.is_some()) {
             return Err(bad(&"no in-flight region tells which requests are not done"));
+        }
+        if state.flush_failed {
+            self.target.device().set_flush_failed();
         }
         self.target.take_size(state.capacity_sectors.saturating_mul(SECTOR_BYTES));
         self.adopt(&connection, earlier.descriptors, Vec::new())?;
@@ -197,11 +208,13 @@ impl<'a> Connection<'a> {
         let progress = |ring| RingProgress::from_base(self.session.ring(ring).base, packed, false);
         let due = || Refused::new("the session", "a reply is due");
         let session = self.session.export(progress).ok_or_else(due)?;
+        self.flush_failed.set(self.target.device().flush_failed());
         let roles = session.roles();
         let state = DiskState {
             name: self.target.options.name.clone(),
             capacity_sectors: self.target.device().size_bytes() / SECTOR_BYTES,
             connection: Some(ConnectionState { session, ..ConnectionState::default() }),
+            flush_failed: self.flush_failed.get(),
             ..DiskState::default()
         };
         Ok(Snapshot { document: state.encode(), numbers: self.numbers(&roles)? })
@@ -281,6 +294,10 @@ impl<'a> Connection<'a> {
                     self.resized();
                     Ok(())
                 }
+                Next::FlushFailed => {
+                    self.changed();
+                    Ok(())
+                }
                 Next::Released => {
                     self.release();
                     Ok(())
@@ -339,7 +356,7 @@ impl<'a> Connection<'a> {
 
     /// The next event. A message that was sent before the last one was answered stays unread.
     async fn next(&mut self, received: &mut Vec<u8>) -> Next {
-        let Connection { target, link, session, holds, waits_for_lock, .. } = self;
+        let Connection { target, link, session, holds, waits_for_lock, flush_failed, .. } = self;
         let events = &target.events;
         let waits = session.is_waiting();
         let event = events.changed.wait_for(|| {
@@ -365,6 +382,13 @@ impl<'a> Connection<'a> {
                 Order::Serve | Order::Quiesce => None,
             }
         });
+        // Only the launcher has to know: after a kill the next process opens the file anew.
+        let is_kept = matches!(link, Link::Kept(_));
+        let flushes = target.core.local::<FailedFlushes>();
+        let failed = flushes.0.wait_for(|| {
+            let is_told = flush_failed.get() || !target.device().flush_failed();
+            (is_kept && !waits && !is_told).then_some(Next::FlushFailed)
+        });
         let transfer = async {
             match link {
                 Link::Direct(direct) if !direct.unsent.is_empty() => {
@@ -379,8 +403,10 @@ impl<'a> Connection<'a> {
                 Link::Kept(kept) => Next::Received(kept.receive(received).await),
             }
         };
-        match race(event, transfer).await {
-            Either::First(next) | Either::Second(next) => next,
+        match race(race(event, failed), transfer).await {
+            Either::First(Either::First(next) | Either::Second(next)) | Either::Second(next) => {
+                next
+            }
         }
     }
 

@@ -207,6 +207,9 @@ impl Connection<'_> {
         let packed = self.session.packed();
         let mut abandoned = None;
         let mut what = InFlight::default();
+        // A front end may have a region for some of its rings only.
+        let recorded = self.inflight.as_ref().map_or(0, |(info, _)| usize::from(info.queues));
+        let is_recorded = self.rings.iter().skip(recorded).all(|parts| parts.handle.is_none());
         let stopped = || {
             self.release();
             let rings = &mut self.rings;
@@ -220,7 +223,7 @@ impl Connection<'_> {
                 return true;
             }
             // Stopping is like a crash, whether or not the front end has an in-flight region.
-            let known = continues && self.inflight.is_some() || target.order.get() == Order::Stop;
+            let known = continues && is_recorded || target.order.get() == Order::Stop;
             if known && target.forced.get() && abandoned.is_none() {
                 let operations = WaitGroup::default();
                 for handle in rings.iter_mut().filter_map(|parts| parts.handle.as_mut()) {

@@ -5,7 +5,7 @@ use bdev::Kind;
 use super::Queue;
 use super::submit::{Cut, IS_PIECE};
 use crate::ring::request::{Finished, Request, Status};
-use crate::target::observer::DiskEvent;
+use crate::target::observer::{self, DiskEvent};
 use crate::target::trouble::OnError;
 
 /// Whether the device has failed a request.
@@ -79,6 +79,10 @@ impl Queue {
             self.finished.push(Finished { tag, status });
         }
         if let Some((tag, status)) = failed {
+            if !self.told_flush_failed && self.device.flush_failed() {
+                self.told_flush_failed = true;
+                observer::flush_failed(&self.core, self.home);
+            }
             self.report_failure(tag, status);
             self.pause(status);
         }
@@ -90,6 +94,11 @@ impl Queue {
         let given = self.ring.complete(&self.memory, self.log.as_deref(), &self.finished);
         self.finished.clear();
         self.stats.completed(given as u64);
+        self.call_guest();
+    }
+
+    /// Interrupts the guest, if it wants that.
+    pub(super) fn call_guest(&mut self) {
         if self.ring.should_signal()
             && let Some(call) = &self.call
         {

@@ -265,6 +265,8 @@ struct Queue {
     recorded: bool,
     /// The ring continues with that region, here or in another process.
     leaves: bool,
+    device: Bdev,
+    told_flush_failed: bool,
 }
 
 impl Queue {
@@ -313,7 +315,7 @@ impl Queue {
         }
         start.stats.resubmitted.add(recovered.resubmits as u64);
         let share = core.local::<Shares>().of(&start.activity);
-        let queue = Queue {
+        let mut queue = Queue {
             core: core.clone(),
             disk_name,
             work: start.work,
@@ -360,7 +362,12 @@ impl Queue {
             failed: Vec::new(),
             recorded,
             leaves: false,
+            device: start.device,
+            told_flush_failed: false,
         };
+        // An earlier process may have died, or been quiesced, before it called the guest for what
+        // it has completed.
+        queue.call_guest();
         Ok((queue, watch))
     }
 
