@@ -9,7 +9,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 use crate::common::{PATIENCE, Scratch, pattern, until};
 use bdev::Bdev;
@@ -50,6 +50,8 @@ struct Counts {
     again: AtomicU64,
     /// Calls of the last target.
     calls: AtomicU64,
+    /// Whether the last target knows that a flush has failed.
+    flush_failed: AtomicBool,
 }
 
 /// A target with one connection.
@@ -115,9 +117,10 @@ async fn keep(
     point: Point,
     fatal: usize,
     every: usize,
+    uri: String,
     counts: Arc<Counts>,
 ) {
-    let device = Bdev::open(&core, DEVICE).await.unwrap();
+    let mut device = Bdev::open(&core, &uri).await.unwrap();
     let listener = UnixListener::bind(&core, &socket).unwrap();
     counts.serves.store(1, Ordering::Release);
     let socket: UnixSocket = listener.accept().await.unwrap();
@@ -133,6 +136,10 @@ async fn keep(
                 let (state, own) = keeper.export();
                 let own = own.iter().map(|fd| fd.try_clone_to_owned().unwrap()).collect();
                 keeper = Keeper::import(state, own).unwrap();
+                if uri.starts_with("file:") {
+                    drop(device);
+                    device = Bdev::open(&core, &uri).await.unwrap();
+                }
                 life = Life::begin(&core, &device, &keeper);
                 counts.deaths.fetch_add(1, Ordering::AcqRel);
             }
@@ -152,6 +159,7 @@ async fn keep(
                 }
                 let calls = life.target.stats().iter().map(|ring| ring.signals.get()).sum();
                 counts.calls.store(calls, Ordering::Release);
+                counts.flush_failed.store(device.flush_failed(), Ordering::Release);
                 counts.again.fetch_add(life.die().await, Ordering::AcqRel);
                 counts.messages.store(nth, Ordering::Release);
                 return;
@@ -166,6 +174,10 @@ async fn keep(
         let (message, descriptors) = keeper.message().unwrap();
         life.packets.try_send(&message, &descriptors).unwrap();
         drop(descriptors);
+        if uri.starts_with("file:") && nth == fatal {
+            // As if the device had failed one.
+            device.set_flush_failed();
+        }
         let mut commit = life.commit(&mut keeper).await;
         if point == Point::Done && nth >= fatal && (nth - fatal).is_multiple_of(every) {
             dies!(Point::Done);
@@ -237,7 +249,8 @@ fn live(options: DiskOptions, socket: &std::path::Path) {
 
 fn run(point: Point, options: &DiskOptions, fatal: usize, every: usize) -> Arc<Counts> {
     let options = options.clone();
-    run_with(point, fatal, every, options.packed, move |socket| live(options, socket))
+    let device = DEVICE.to_owned();
+    run_with(point, fatal, every, options.packed, device, move |socket| live(options, socket))
 }
 
 /// The same with a front end that does something else.
@@ -246,6 +259,7 @@ fn run_with(
     fatal: usize,
     every: usize,
     packed: bool,
+    device: String,
     live: impl FnOnce(&std::path::Path),
 ) -> Arc<Counts> {
     let dir = Scratch::new(&format!("kept-{point:?}-{packed}-{fatal}"));
@@ -258,8 +272,9 @@ fn run_with(
     let counts = Arc::<Counts>::default();
     let (there, counted) = (socket.clone(), counts.clone());
     let core = std::thread::spawn(move || {
-        let main =
-            move |core: Core| keep(core, there.clone(), point, fatal, every, counted.clone());
+        let main = move |core: Core| {
+            keep(core, there.clone(), point, fatal, every, device.clone(), counted.clone())
+        };
         reactor::run(&config, main).unwrap();
     });
     until("it serves", || counts.serves.load(Ordering::Acquire) == 1);
@@ -312,10 +327,26 @@ fn the_next_target_calls_the_guest_although_nothing_is_left_to_do() {
         let connects = |socket: &std::path::Path| {
             drop(Disk::connect(socket, options(packed)).unwrap());
         };
-        let alive = run_with(Point::Replied, usize::MAX, 1, packed, connects);
+        let alive = run_with(Point::Replied, usize::MAX, 1, packed, DEVICE.to_owned(), connects);
         let last = alive.messages.load(Ordering::Acquire) - 1;
-        let counts = run_with(Point::Replied, last, 1, packed, connects);
+        let counts = run_with(Point::Replied, last, 1, packed, DEVICE.to_owned(), connects);
         assert_eq!(counts.deaths.load(Ordering::Acquire), 1);
         assert_eq!(counts.calls.load(Ordering::Acquire), 2, "one of each ring");
+    }
+}
+
+/// It opens the file anew, and the system reports a failed flush only once.
+#[test]
+fn the_next_target_knows_that_a_flush_has_failed() {
+    let dir = Scratch::new("kept-flush");
+    let image = dir.path("a.img");
+    std::fs::File::create(&image).unwrap().set_len(4 << 20).unwrap();
+    let device = format!("file:{}", image.display());
+    let connects = |socket: &std::path::Path| {
+        drop(Disk::connect(socket, options(false)).unwrap());
+    };
+    for fatal in [3, usize::MAX] {
+        let counts = run_with(Point::Replied, fatal, usize::MAX, false, device.clone(), connects);
+        assert_eq!(counts.flush_failed.load(Ordering::Acquire), fatal == 3);
     }
 }
