@@ -25,7 +25,10 @@ def machine(node, tmp_path, name="a", **words):
 
 
 def assert_nobody_noticed(node, vm):
-    assert node.said().count("has connected") == 1, "the connection was lost"
+    # A launcher that is killed while a message passes through closes the connection (docs/DISKS.md).
+    # QEMU asks for the size after each restart of the node.
+    said = node.said()
+    assert said.count("has connected") == 1 + said.count("died in a message"), "the connection was lost"
     assert "panicked" not in node.said() and "a killed launcher would lose it" not in node.said()
     assert not vm.complaints(), vm.complaints()
 
