@@ -154,6 +154,9 @@ def test_limits_that_mean_nothing_are_refused(node, tmp_path):
     node.do("attach", spec(tmp_path, "a"))
     for words, expected in [
         (["b", "iops=1"], "there is no disk b"),
+        (["b"], "there is no disk b"),
+        (["a", "group="], "names no group"),
+        (["--group", "off", "iops=1"], "cannot have the name off"),
         (["a", "iops=0"], "iops=0"),
         (["a", "iops=-1"], "iops=-1"),
         (["a", "speed=1"], "'speed' is not one of iops, bytes, burst, group"),

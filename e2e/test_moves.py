@@ -59,6 +59,7 @@ def test_a_moved_disk_has_the_same_data_and_the_same_holes(node, tmp_path):
     old, new = filled(tmp_path / "a.img"), tmp_path / "b.img"
     node.do("attach", spec(tmp_path, "a", f"file:{old}"))
     assert "has moved to" in move(node, "a", new, "--finish-when-ready")
+    assert "is not being moved" in node.refuses("move", "a", "--abort")
     assert node.disks()["a"]["uri"] == f"file:{new}"
     assert filecmp.cmp(old, new, shallow=False)
     # Zeroes that were written have become holes.
@@ -300,6 +301,9 @@ def test_what_cannot_be_moved_is_refused(tmp_path):
             (["a", "--to", f"file:{tmp_path}/a.img"], "lock"),
             (["a", "--to", f"file:{tmp_path}/none/b.img"], "none/b.img"),
             (["a", "--to", "what:1"], "what"),
+            (["a", "--to", "b.img"], "HOST:PORT/NAME"),
+            (["a", "--to", "b.example:7070"], "HOST:PORT/NAME"),
+            (["a", "--to", "file:/dev/vd-nosuch"], "there is no device /dev/vd-nosuch"),
             (["a"], "--to URI"),
             (["--to", "mem:64M"], "name the disk"),
         ]:

@@ -155,7 +155,14 @@ fn limit(words: &[String], group: Option<String>, node: &NodeArgs) -> Result<(),
             of("disk").or_else(|| of("group")).unwrap_or_default()
         });
     }
-    let mut result = Admin::connect(node)?.call(&Request::DiskLimits)?;
+    let mut admin = Admin::connect(node)?;
+    if let Some(name) = &named.name {
+        let all = admin.call(&Request::DiskList)?;
+        if array(&all, "disks").iter().all(|disk| disk["name"] != name.as_str()) {
+            return Err(Failure::new(format!("there is no disk {name}")));
+        }
+    }
+    let mut result = admin.call(&Request::DiskLimits)?;
     for (kind, name) in [("disks", &named.name), ("groups", &named.group)] {
         let all = result[kind].as_array_mut().into_iter().flatten();
         let wanted = |one: &&mut Value| match (&named.name, &named.group) {
@@ -183,12 +190,20 @@ fn limit(words: &[String], group: Option<String>, node: &NodeArgs) -> Result<(),
     Ok(out.flush()?)
 }
 
+/// What `disk limit` sets.
+const SETTINGS: [&str; 4] = ["iops", "bytes", "burst", "group"];
+
 /// The change that words ask for: the name of a disk first, unless a group's limits change, then
 /// settings.
 fn limit_change(words: &[String], group: Option<String>) -> Result<LimitChange, String> {
     let mut change = LimitChange { group, ..LimitChange::default() };
     let mut words = words.iter().peekable();
-    if let Some(name) = words.next_if(|word| !word.contains('=')) {
+    // A name may have the sign, too.
+    let is_setting =
+        |word: &String| word.split_once('=').is_some_and(|(key, _)| SETTINGS.contains(&key));
+    if let Some(name) =
+        words.next_if(|word| change.group.is_none() && !is_setting(word) || !word.contains('='))
+    {
         if change.group.is_some() {
             return Err(format!(
                 "name the disk {name} or a group, not both; group=NAME puts a disk into a group"
@@ -217,11 +232,16 @@ fn limit_change(words: &[String], group: Option<String>) -> Result<LimitChange, 
             "iops" => change.iops = rate()?,
             "bytes" => change.bytes_per_second = rate()?,
             "burst" => change.burst_ns = rate()?,
+            "group" if value.is_empty() => {
+                return Err(
+                    "group= names no group; group=off takes a disk out of its group".to_owned()
+                );
+            }
             "group" if change.name.is_some() => {
                 change.group = Some(if value == "off" { String::new() } else { value.to_owned() });
             }
             "group" => return Err("a group is in no other group".to_owned()),
-            _ => return Err(format!("'{key}' is not one of iops, bytes, burst, group")),
+            _ => return Err(format!("'{key}' is not one of {}", SETTINGS.join(", "))),
         }
     }
     Ok(change)
@@ -383,8 +403,10 @@ mod tests {
         let off = of("vm1 iops=off group=off", None).unwrap();
         assert_eq!((off.iops, off.group.as_deref()), (Some(0), Some("")));
         assert_eq!(of("iops=1", Some("g")).unwrap().group.as_deref(), Some("g"));
+        assert_eq!(of("a=b iops=1", None).unwrap().name.as_deref(), Some("a=b"));
         for (words, group, expected) in [
             ("iops=1", None, "name a disk"),
+            ("vm1 group=", None, "names no group"),
             ("vm1", Some("g"), "not both"),
             ("group=h", Some("g"), "in no other group"),
             ("vm1 iops=1 iops=2", None, "twice"),

@@ -1,5 +1,6 @@
 //! Image files: `disk create`, also as a copy of another image, and `disk convert`.
 
+use std::hash::{BuildHasher, RandomState};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -60,9 +61,16 @@ impl Unfinished {
         if std::fs::symlink_metadata(place).is_ok() {
             return Err(cannot_create(place, &std::io::ErrorKind::AlreadyExists.into()));
         }
+        let directory = std::fs::canonicalize(directory_of(place));
+        if directory.is_ok_and(|at| at.starts_with("/dev") && !at.starts_with("/dev/shm")) {
+            let what = format!("there is no device {}", place.display());
+            return Err(Failure::new(what).hint("a new image does not belong into /dev"));
+        }
         let mut name = std::ffi::OsString::from(".");
         name.push(place.file_name().unwrap_or_default());
-        name.push(format!(".{}.partial", std::process::id()));
+        // Another process may have the same number, in another container.
+        let random = RandomState::new().hash_one(std::process::id());
+        name.push(format!(".{random:016x}.partial"));
         Ok(Unfinished { path: directory_of(place).join(name), place: place.to_owned() })
     }
 
@@ -97,8 +105,22 @@ impl Drop for Unfinished {
 /// Creates an image file of so many bytes.
 pub fn create_image(path: &Path, size: u64, preallocate: bool) -> Result<(), Failure> {
     check_size(size)?;
-    let new = Unfinished::new(path)?;
-    let (partial, place) = (new.path.clone(), path.to_owned());
+    make_image(Unfinished::new(path)?, size, preallocate)
+}
+
+/// Creates an image file for the data of a disk of so many bytes, which need not be a multiple of
+/// anything. False if there is one meanwhile.
+pub fn create_image_of(path: &Path, size: u64) -> Result<bool, Failure> {
+    let new = Unfinished::new(path);
+    let made = new.and_then(|new| make_image(new, size, false));
+    match made {
+        Err(_) if path.exists() => Ok(false),
+        made => made.map(|()| true),
+    }
+}
+
+fn make_image(new: Unfinished, size: u64, preallocate: bool) -> Result<(), Failure> {
+    let (partial, place) = (new.path.clone(), new.place.clone());
     on_core(DriverKind::Auto, async move |core| {
         let made = make(&core, &partial, size, preallocate).await;
         made.map_err(|error| cannot_create(&place, &error))

@@ -1,6 +1,6 @@
 //! `millrace disk move`: moves a disk's data to another device while its guest runs.
 
-use std::net::ToSocketAddrs;
+use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -12,13 +12,15 @@ use serde_json::Value;
 use crate::admin::Admin;
 use crate::answer::{array, duration, number, text};
 use crate::args::{DiskMoveArgs, NodeArgs};
-use crate::disk_image::create_image;
+use crate::disk_image::create_image_of;
 use crate::failure::Failure;
 use crate::output::{Out, plain, progress_bar, table};
 use crate::tool_core::on_core;
 
 /// How often a move is looked at.
 const LOOK: Duration = Duration::from_millis(100);
+/// How long an address of a host that has several may take to accept a connection.
+const OPENS: Duration = Duration::from_secs(2);
 /// How often a node may not know of a move before that has ended: one to another node is continued
 /// by the next process.
 const MISSING_MAX: u32 = 100;
@@ -47,6 +49,12 @@ pub fn run(args: DiskMoveArgs) -> Result<(), Failure> {
         }
         Some(uri) => {
             let uri = from_here(&uri)?;
+            let scheme = uri.split_once(':').map(|(scheme, _)| scheme);
+            if scheme.is_none_or(|scheme| scheme.contains(['.', '/'])) {
+                let what = format!("'{uri}' is no device and no disk of a node");
+                return Err(Failure::new(what)
+                    .hint("write file:PATH, or HOST:PORT/NAME as in b.example:7070/vm1"));
+            }
             let made = make_image(&mut admin, &name, &uri)?;
             let request = Request::DiskMove { name: name.clone(), uri, finish: finish_when_ready };
             admin.call(&request).inspect_err(|_| {
@@ -85,13 +93,20 @@ fn peer(to: &str) -> Result<Peer, Failure> {
     let (host, port) = at.rsplit_once(':').ok_or_else(wrong)?;
     let host = host.trim_start_matches('[').trim_end_matches(']');
     let port: u16 = port.parse().map_err(|_| wrong())?;
-    let found = (host, port).to_socket_addrs().map(|mut found| found.next());
-    let addr = match found {
-        Ok(Some(addr)) => addr,
-        Ok(None) => return Err(Failure::new(format!("{host} has no address"))),
-        Err(error) => return Err(Failure::new(format!("cannot find {host}: {error}"))),
+    let found = (host, port).to_socket_addrs();
+    let found: Vec<_> =
+        found.map_err(|error| Failure::new(format!("cannot find {host}: {error}")))?.collect();
+    let addr = match found[..] {
+        [] => return Err(Failure::new(format!("{host} has no address"))),
+        [one] => one,
+        [first, ..] => found.iter().copied().find(is_open).unwrap_or(first),
     };
     Ok(Peer { addr, host: host.to_owned(), disk: disk.to_owned() })
+}
+
+/// Whether somebody accepts connections at an address of a host that has several.
+fn is_open(addr: &SocketAddr) -> bool {
+    TcpStream::connect_timeout(addr, OPENS).is_ok()
 }
 
 /// A device whose relative path begins in the current directory.
@@ -108,8 +123,8 @@ fn make_image(admin: &mut Admin, name: &str, uri: &str) -> Result<Option<PathBuf
     let disk = array(&all, "disks").iter().find(|disk| disk["name"] == name);
     // The node says what is wrong with the name.
     let Some(size) = disk.and_then(|disk| disk["size_bytes"].as_u64()) else { return Ok(None) };
-    create_image(&path, size, false)?;
-    Ok(Some(path))
+    // If somebody else has made it meanwhile, the node says what it is.
+    Ok(create_image_of(&path, size)?.then_some(path))
 }
 
 fn exists(path: &Path) -> bool {
@@ -134,11 +149,21 @@ fn unmake(path: &Path) {
 #[expect(clippy::disallowed_methods, reason = "a tool that waits for a node")]
 fn wait(admin: &mut Admin, name: String, node: &NodeArgs) -> Result<(), Failure> {
     let bar = progress_bar("moving");
-    let mut missing = 0;
+    let (mut missing, mut lost) = (0, None);
     loop {
         let answer = admin.call(&Request::DiskMoves { name: Some(name.clone()) })?;
         let moving = array(&answer, "moves").first().cloned().unwrap_or_default();
         let (left, copied) = (number(&moving, "left_bytes"), number(&moving, "copied_bytes"));
+        let now = moving["lost_connection"].as_str().map(plain);
+        if lost != now {
+            bar.suspend(|| match &now {
+                Some(why) => {
+                    eprintln!("millrace: disk {name}: no connection, it is tried again: {why}");
+                }
+                None => eprintln!("millrace: disk {name}: there is a connection again"),
+            });
+            lost = now;
+        }
         bar.set_length(copied + left);
         bar.set_position(copied);
         let stage = moving["stage"].as_str();

@@ -257,7 +257,7 @@ impl Request {
     /// Whether it changes nothing and its answer stands for itself, so that it may be sent again
     /// when none came.
     pub fn only_looks(&self) -> bool {
-        use Request::{CompactionStatus, DiskLimits, DiskList, DiskMoves, DiskStat, Events};
+        use Request::{CompactionStatus, DiskLimits, DiskList, DiskMoves, DiskStat, Events, Top};
         matches!(
             self,
             DiskList
@@ -266,6 +266,7 @@ impl Request {
                 | DiskMoves { .. }
                 | CompactionStatus
                 | Events { .. }
+                | Top
         )
     }
 

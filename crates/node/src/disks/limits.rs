@@ -100,6 +100,11 @@ impl LimitChange {
                     "the name of a group must have from 1 to {GROUP_NAME_MAX} bytes"
                 ));
             }
+            if group == "off" {
+                return Err(
+                    "a group cannot have the name off: it takes a disk out of its group".to_owned()
+                );
+            }
             if group.chars().any(|c| c.is_control() || c.is_whitespace()) {
                 return Err(format!("the name of a group must not have white space: '{group}'"));
             }

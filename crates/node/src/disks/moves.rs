@@ -518,6 +518,10 @@ impl Disks {
                 self.take_back(core, name, force).await?;
                 "taken-back"
             }
+            (_, Ok(moving)) if moving.stage() == Stage::Done => {
+                let what = format!("disk {name} has already moved to {}", moving.uri);
+                return Err(Error::new(Kind::Usage, what).hint("move it back, if you want that"));
+            }
             (_, Ok(_)) => return Ok(self.moves_report(core, Some(name))),
             (Some(Transfer::Incoming { id: Some(id), .. }), _) => {
                 self.forget_source(core, name, id).await?;

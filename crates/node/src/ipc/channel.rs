@@ -33,6 +33,8 @@ pub(crate) struct Channel {
     /// Notified when the next message may be sent.
     free: Event,
     broken: Cell<bool>,
+    /// Nothing comes any more.
+    over: Cell<bool>,
     asked: Cell<u64>,
     /// The askers, by the number of their question.
     waiting: RefCell<BTreeMap<u64, OneshotSender<Result<Answer, Error>>>>,
@@ -167,6 +169,7 @@ impl Channel {
             held: Cell::new(false),
             free: Event::new(),
             broken: Cell::new(false),
+            over: Cell::new(false),
             // Start at random, because answers to a previous program may still come.
             asked: Cell::new(core.random_u64() >> 1),
             waiting: RefCell::default(),
@@ -198,6 +201,12 @@ impl Channel {
         self.free.notify_all();
     }
 
+    /// Whether an error of [`Channel::ask`] says that the other side has gone, rather than what it
+    /// has answered.
+    pub fn is_over(&self) -> bool {
+        self.over.get() || self.broken.get()
+    }
+
     /// The other side's next question.
     ///
     /// # Errors
@@ -210,6 +219,7 @@ impl Channel {
                 Ok(Some(question)) => return Ok(question),
                 Ok(None) => {}
                 Err(why) => {
+                    self.over.set(true);
                     for (_, waiting) in self.waiting.take() {
                         // The asker may have given up.
                         let _ = waiting.send(Err(system(why.clone())));

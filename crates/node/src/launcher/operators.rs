@@ -37,6 +37,12 @@ fn unknown() -> Error {
     )
 }
 
+/// The error when a node dies that has a request.
+fn died() -> Error {
+    Error::new(Kind::System, "the node has died meanwhile: it is unknown whether it has done this")
+        .hint("it is being started again; look before you repeat the command")
+}
+
 /// A change that an operator has requested at the admin socket.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Order {
@@ -55,7 +61,10 @@ impl Launcher {
         let run = ToNode::Run { request };
         let node = self.living_node().await;
         let answer = match self.run_by(&node, &run).await {
-            Err(_) if only_looks && self.has_died(&node).await => {
+            Err(_) if node.channel.is_over() && self.has_died(&node).await => {
+                if !only_looks {
+                    return Err(died());
+                }
                 self.run_by(&*self.living_node().await, &run).await?
             }
             answer => answer?,
