@@ -156,11 +156,9 @@ fn limit(words: &[String], group: Option<String>, node: &NodeArgs) -> Result<(),
         });
     }
     let mut admin = Admin::connect(node)?;
-    if let Some(name) = &named.name {
-        let all = admin.call(&Request::DiskList)?;
-        if array(&all, "disks").iter().all(|disk| disk["name"] != name.as_str()) {
-            return Err(Failure::new(format!("there is no disk {name}")));
-        }
+    if named.name.is_some() {
+        // The node refuses one that is not there.
+        admin.call(&Request::DiskStat { name: named.name.clone() })?;
     }
     let mut result = admin.call(&Request::DiskLimits)?;
     for (kind, name) in [("disks", &named.name), ("groups", &named.group)] {

@@ -10,7 +10,7 @@ use std::process::Child;
 
 use super::Core;
 use crate::driver::{MetaOp, MetaOut, Program};
-use crate::io::eventfd::EventFd;
+use crate::io::foreign::on_own_thread;
 use crate::io::unix::outcome;
 use crate::io::watch::Watch;
 
@@ -52,21 +52,13 @@ impl Core {
     ///
     /// # Errors
     /// When no thread can be started: it stays in the process table.
-    #[expect(
-        clippy::disallowed_methods,
-        reason = "a call that may block needs a thread of its own"
-    )]
     pub async fn reap(&self, pid: u32) -> io::Result<()> {
-        let over = EventFd::new()?;
-        let watch = over.watch(self)?;
-        let body = move || {
+        let wait = move || {
             let nothing = std::ptr::null_mut::<libc::siginfo_t>();
             // SAFETY: a null pointer says that the status is not wanted.
             unsafe { libc::waitid(libc::P_PID, pid, nothing, libc::WEXITED | libc::WNOHANG) };
-            over.signal();
         };
-        std::thread::Builder::new().name("millrace-reap".to_owned()).spawn(body)?;
-        watch.raised().await
+        on_own_thread(self, "millrace-reap", wait).await
     }
 }
 

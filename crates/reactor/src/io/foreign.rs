@@ -140,23 +140,38 @@ pub async fn close_foreign(core: &Core, fds: Vec<OwnedFd>) -> io::Result<()> {
 
 /// Lets a thread make the calls that may block a core: it finds out whether all of them are of
 /// files of local file systems, or of a kind that is known, and closes them.
-#[expect(clippy::disallowed_methods, reason = "a call that may block needs a thread of its own")]
 async fn elsewhere(core: &Core, fds: Vec<OwnedFd>) -> io::Result<bool> {
     // If no thread can be started, they stay open: a close may block as well.
     let fds = ManuallyDrop::new(fds);
-    let over = EventFd::new()?;
-    let (watch, (tell, told)) = (over.watch(core)?, mpsc::channel());
     let body = move || {
         let fds = ManuallyDrop::into_inner(fds);
         let local =
             |fd: &OwnedFd| matches!(is_known(fd.as_fd()), Ok(Some(true))) || is_local(fd.as_fd());
         let are_local = fds.iter().all(local);
         drop(fds);
-        // The receiver is gone when the connection is.
-        let _ = tell.send(are_local);
+        are_local
+    };
+    on_own_thread(core, "millrace-foreign", body).await
+}
+
+/// Makes a call that may block on a thread of its own. Suspends until it returns.
+///
+/// # Errors
+/// When no thread can be started: `call` is dropped.
+#[expect(clippy::disallowed_methods, reason = "a call that may block needs a thread of its own")]
+pub(crate) async fn on_own_thread<T: Default + Send + 'static>(
+    core: &Core,
+    name: &str,
+    call: impl FnOnce() -> T + Send + 'static,
+) -> io::Result<T> {
+    let over = EventFd::new()?;
+    let (watch, (tell, told)) = (over.watch(core)?, mpsc::channel());
+    let body = move || {
+        // The receiver is gone when nobody waits any more.
+        let _ = tell.send(call());
         over.signal();
     };
-    std::thread::Builder::new().name("millrace-foreign".to_owned()).spawn(body)?;
+    std::thread::Builder::new().name(name.to_owned()).spawn(body)?;
     watch.raised().await?;
     Ok(told.try_recv().unwrap_or_default())
 }
