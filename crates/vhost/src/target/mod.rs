@@ -402,6 +402,8 @@ impl Target {
             FrontEnd::Absent { .. } => {
                 if switched {
                     self.write_cache.set(Some(false));
+                    // The session of a connection that continues may not know it yet.
+                    self.writes_through.set(true);
                 }
                 self.trouble.admit();
             }

@@ -12,11 +12,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 use crate::common::{PATIENCE, Scratch, pattern, until};
-use bdev::Bdev;
+use bdev::{Bdev, ErrorKind};
 use frontend::{Disk, DiskOptions, Queue, Request, Status};
 use reactor::{
     Class, Core, JoinHandle, RuntimeConfig, UnixListener, UnixPackets, UnixSocket, processors,
 };
+use vhost::handover::DiskState;
 use vhost::kept::{FromNode, Keeper, PACKET_BYTES_MAX};
 use vhost::{Door, OnError, Target, TargetOptions};
 
@@ -41,6 +42,19 @@ enum Point {
 const POINTS: [Point; 5] =
     [Point::Part, Point::Before, Point::Done, Point::Committed, Point::Replied];
 
+/// When targets die in a run.
+#[derive(Clone, Copy)]
+struct Plan {
+    point: Point,
+    /// At this message,
+    fatal: usize,
+    /// and then at every so many.
+    every: usize,
+    /// The guest of the next target has come from another node, where it has switched the write
+    /// cache off.
+    came: bool,
+}
+
 /// What a run counts.
 #[derive(Default)]
 struct Counts {
@@ -52,6 +66,8 @@ struct Counts {
     calls: AtomicU64,
     /// Whether the last target knows that a flush has failed.
     flush_failed: AtomicBool,
+    /// Whether the write cache is on in the session of the last message.
+    write_cache: AtomicBool,
 }
 
 /// A target with one connection.
@@ -63,7 +79,7 @@ struct Life {
 }
 
 impl Life {
-    fn begin(core: &Core, device: &Bdev, keeper: &Keeper) -> Life {
+    fn begin(core: &Core, device: &Bdev, keeper: &Keeper, came: bool) -> Life {
         let options = TargetOptions {
             name: "a".into(),
             serial: "a".into(),
@@ -72,6 +88,9 @@ impl Life {
             on_error: OnError::Report,
         };
         let target = Target::new(core, device.clone(), options);
+        if came {
+            target.admit(true);
+        }
         let (door, theirs) = UnixPackets::pair().unwrap();
         let (ours, connection) = UnixPackets::pair().unwrap();
         let packets = UnixPackets::from_fd(core, ours).unwrap();
@@ -110,22 +129,28 @@ impl Life {
     }
 }
 
-/// Plays the launcher. The target dies at the message `fatal`, and then at every `every`-th.
-async fn keep(
-    core: Core,
-    socket: PathBuf,
-    point: Point,
-    fatal: usize,
-    every: usize,
-    uri: String,
-    counts: Arc<Counts>,
-) {
+/// Opens an image whose last owner may still be closing it.
+async fn open_again(core: &Core, uri: &str) -> Bdev {
+    let until_ns = core.now_ns() + PATIENCE.as_nanos() as u64;
+    loop {
+        match Bdev::open(core, uri).await {
+            Err(error) if error.kind() == ErrorKind::Busy && core.now_ns() < until_ns => {
+                core.sleep_ns(1_000_000).await;
+            }
+            opened => return opened.unwrap(),
+        }
+    }
+}
+
+/// Plays the launcher.
+async fn keep(core: Core, socket: PathBuf, plan: Plan, uri: String, counts: Arc<Counts>) {
+    let Plan { point, fatal, every, came } = plan;
     let mut device = Bdev::open(&core, &uri).await.unwrap();
     let listener = UnixListener::bind(&core, &socket).unwrap();
     counts.serves.store(1, Ordering::Release);
     let socket: UnixSocket = listener.accept().await.unwrap();
     let mut keeper = Keeper::new(7);
-    let mut life = Life::begin(&core, &device, &keeper);
+    let mut life = Life::begin(&core, &device, &keeper, false);
     let mut nth = 0;
     let mut bytes = Vec::new();
     macro_rules! dies {
@@ -138,9 +163,9 @@ async fn keep(
                 keeper = Keeper::import(state, own).unwrap();
                 if uri.starts_with("file:") {
                     drop(device);
-                    device = Bdev::open(&core, &uri).await.unwrap();
+                    device = open_again(&core, &uri).await;
                 }
-                life = Life::begin(&core, &device, &keeper);
+                life = Life::begin(&core, &device, &keeper, came);
                 counts.deaths.fetch_add(1, Ordering::AcqRel);
             }
         };
@@ -185,6 +210,10 @@ async fn keep(
             life.packets.try_send(&message, &descriptors).unwrap();
             drop(descriptors);
             commit = life.commit(&mut keeper).await;
+        }
+        if let Some(FromNode::Commit { snapshot, .. }) = FromNode::decode(&commit.0) {
+            let connection = DiskState::decode(&snapshot.document).unwrap().connection.unwrap();
+            counts.write_cache.store(connection.session.write_cache, Ordering::Release);
         }
         keeper.take(&commit.0, commit.1).unwrap();
         dies!(Point::Committed);
@@ -250,19 +279,14 @@ fn live(options: DiskOptions, socket: &std::path::Path) {
 fn run(point: Point, options: &DiskOptions, fatal: usize, every: usize) -> Arc<Counts> {
     let options = options.clone();
     let device = DEVICE.to_owned();
-    run_with(point, fatal, every, options.packed, device, move |socket| live(options, socket))
+    let plan = Plan { point, fatal, every, came: false };
+    run_with(plan, device, move |socket| live(options, socket))
 }
 
 /// The same with a front end that does something else.
-fn run_with(
-    point: Point,
-    fatal: usize,
-    every: usize,
-    packed: bool,
-    device: String,
-    live: impl FnOnce(&std::path::Path),
-) -> Arc<Counts> {
-    let dir = Scratch::new(&format!("kept-{point:?}-{packed}-{fatal}"));
+fn run_with(plan: Plan, device: String, live: impl FnOnce(&std::path::Path)) -> Arc<Counts> {
+    static RUNS: AtomicUsize = AtomicUsize::new(0);
+    let dir = Scratch::new(&format!("kept-{}", RUNS.fetch_add(1, Ordering::Relaxed)));
     let socket = dir.path("a.sock");
     let config = RuntimeConfig {
         processors: processors().into_iter().take(1).collect(),
@@ -272,9 +296,8 @@ fn run_with(
     let counts = Arc::<Counts>::default();
     let (there, counted) = (socket.clone(), counts.clone());
     let core = std::thread::spawn(move || {
-        let main = move |core: Core| {
-            keep(core, there.clone(), point, fatal, every, device.clone(), counted.clone())
-        };
+        let main =
+            move |core: Core| keep(core, there.clone(), plan, device.clone(), counted.clone());
         reactor::run(&config, main).unwrap();
     });
     until("it serves", || counts.serves.load(Ordering::Acquire) == 1);
@@ -327,26 +350,49 @@ fn the_next_target_calls_the_guest_although_nothing_is_left_to_do() {
         let connects = |socket: &std::path::Path| {
             drop(Disk::connect(socket, options(packed)).unwrap());
         };
-        let alive = run_with(Point::Replied, usize::MAX, 1, packed, DEVICE.to_owned(), connects);
+        let plan = |fatal| Plan { point: Point::Replied, fatal, every: 1, came: false };
+        let alive = run_with(plan(usize::MAX), DEVICE.to_owned(), connects);
         let last = alive.messages.load(Ordering::Acquire) - 1;
-        let counts = run_with(Point::Replied, last, 1, packed, DEVICE.to_owned(), connects);
+        let counts = run_with(plan(last), DEVICE.to_owned(), connects);
         assert_eq!(counts.deaths.load(Ordering::Acquire), 1);
         assert_eq!(counts.calls.load(Ordering::Acquire), 2, "one of each ring");
     }
+}
+
+/// The URI of a new image.
+fn image(dir: &Scratch) -> String {
+    let image = dir.path("a.img");
+    std::fs::File::create(&image).unwrap().set_len(4 << 20).unwrap();
+    format!("file:{}", image.display())
 }
 
 /// It opens the file anew, and the system reports a failed flush only once.
 #[test]
 fn the_next_target_knows_that_a_flush_has_failed() {
     let dir = Scratch::new("kept-flush");
-    let image = dir.path("a.img");
-    std::fs::File::create(&image).unwrap().set_len(4 << 20).unwrap();
-    let device = format!("file:{}", image.display());
+    let device = image(&dir);
     let connects = |socket: &std::path::Path| {
         drop(Disk::connect(socket, options(false)).unwrap());
     };
     for fatal in [3, usize::MAX] {
-        let counts = run_with(Point::Replied, fatal, usize::MAX, false, device.clone(), connects);
+        let plan = Plan { point: Point::Replied, fatal, every: usize::MAX, came: false };
+        let counts = run_with(plan, device.clone(), connects);
         assert_eq!(counts.flush_failed.load(Ordering::Acquire), fatal == 3);
+    }
+}
+
+/// The one that has died knew it, and had not told its session.
+#[test]
+fn the_next_target_knows_that_a_guest_that_came_has_no_write_cache() {
+    let dir = Scratch::new("kept-came");
+    let device = image(&dir);
+    for came in [false, true] {
+        let connects = |socket: &std::path::Path| {
+            drop(Disk::connect(socket, options(false)).unwrap());
+        };
+        let plan = Plan { point: Point::Replied, fatal: 3, every: usize::MAX, came };
+        let counts = run_with(plan, device.clone(), connects);
+        assert_eq!(counts.deaths.load(Ordering::Acquire), 1);
+        assert_eq!(counts.write_cache.load(Ordering::Acquire), !came);
     }
 }

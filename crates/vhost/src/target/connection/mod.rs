@@ -185,6 +185,9 @@ impl<'a> Connection<'a> {
         }
         self.target.take_size(state.capacity_sectors.saturating_mul(SECTOR_BYTES));
         self.adopt(&connection, earlier.descriptors, Vec::new())?;
+        if self.target.writes_through.take() {
+            self.session.disable_write_cache();
+        }
         // The other process may have died before it told the front end of a new size.
         self.target.events.resized.set(self.channel.is_some());
         Ok(())
