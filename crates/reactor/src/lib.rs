@@ -38,13 +38,14 @@ mod survivor;
 mod task;
 #[doc(hidden)]
 pub mod testing;
+mod time_slice;
 mod timer;
 mod wait;
 pub mod waiters;
 mod work;
 
 pub use bell::Bell;
-pub use core::{Core, JoinHandle, OtherProcess, OwnedTask, PollEvery, Sleep};
+pub use core::{Core, JoinHandle, OtherProcess, OwnedTask, Sleep};
 pub use driver::{
     DirEntry, Extent, Image, ImageInfo, ImageLock, ImageOpening, LockGuard, Mode, Opening, Program,
     SharedFile, Space,
@@ -75,6 +76,7 @@ pub use runtime::{DriverKind, RuntimeConfig, UPGRADE, block_signals, processors,
 pub use stats::{CoreStats, Counter};
 pub use survivor::Survivor;
 pub use task::Class;
+pub use time_slice::set_time_slice;
 pub use wait::{
     Closed, Either, Elapsed, Event, Oneshot, OneshotReceiver, OneshotSender, Race, Timeout, Wait,
     join_all, oneshot, race, timeout,

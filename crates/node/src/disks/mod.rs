@@ -244,13 +244,10 @@ impl Disks {
         }
         let lost = restarted && !takes_over;
         if lost {
-            let seldom = core.poll_every(POLL_NS);
-            disks.open_missing(core, &missing, lost, takes_over).await?;
-            let ends = core.sleep_ns(CONTINUED_NS);
-            core.spawn(Class::Control, async move {
-                ends.await;
-                drop(seldom);
-            });
+            core.poll_seldom(POLL_NS, u64::MAX);
+            let opened = disks.open_missing(core, &missing, lost, takes_over).await;
+            core.poll_seldom(POLL_NS, core.now_ns() + CONTINUED_NS);
+            opened?;
         } else {
             // If an attached disk has an image that is configured for another one now, it must not
             // lock it first.

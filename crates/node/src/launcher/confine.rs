@@ -170,6 +170,8 @@ const ALWAYS: &[i64] = &[
     libc::SYS_getppid,
     libc::SYS_sched_getaffinity,
     libc::SYS_sched_setaffinity,
+    libc::SYS_sched_getattr,
+    libc::SYS_sched_setattr,
     libc::SYS_getcpu,
     libc::SYS_sigaltstack,
     libc::SYS_rt_sigaction,

@@ -40,6 +40,8 @@ use crate::upgrade::own_program;
 /// Tells a launcher that it continues with a running node; the estate comes on its standard input.
 /// The value is a [`KeptConfig`](super::kept_config::KeptConfig) in JSON.
 pub(crate) const RENEWED: &str = "MILLRACE_LAUNCHER_RENEWED";
+/// A pause after each disk that a launcher takes from the program before it, in nanoseconds.
+const BREATH_NS: u64 = 50_000;
 /// The version of the estate.
 const ESTATE_VERSION: u32 = 2;
 /// Most descriptors of the estate: the text, the channel, the lock, the admin socket, one for each
@@ -256,6 +258,8 @@ impl Beginning {
                 kept.iter().for_each(|&number| store.remove(number));
             }
             open.insert(disk.spec.name.clone(), disk);
+            // Guests on this processor wait meanwhile.
+            core.sleep_ns(BREATH_NS).await;
         }
         let disks_door = if estate.takes_disks { Some(next()?) } else { None };
         // The configuration may have another address now, or none.

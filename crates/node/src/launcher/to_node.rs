@@ -10,6 +10,8 @@ use crate::admin::Request;
 pub(crate) enum ToNode {
     /// Run a request of the admin socket: the answer is the result as JSON.
     Run { request: Request },
+    /// Leave the processors to a successor that starts, or end that; the answer is null.
+    MakeRoom { room: bool },
     /// Wait until no disk is being changed, but not for ever: the answer is what is being changed,
     /// or null.
     Settle,

@@ -159,11 +159,35 @@ impl Launcher {
         let system = |error: std::io::Error| format!("starting {}: {error}", program.display());
         let (ours, theirs) = UnixStream::pair().map_err(system)?;
         let role = Role::Successor(theirs.into());
-        let node = spawn(&self.core, program, role, &self.changed).await?;
-        self.attend(&node);
+        // A node of another version does not know it.
+        let room = async |room| {
+            let make = ToNode::MakeRoom { room };
+            let asked = old.channel.ask(&make, &[]);
+            let _ = within(&self.core, ASK_NS, asked).await;
+        };
+        room(true).await;
+        let node = spawn(&self.core, program, role, &self.changed).await;
+        let replaced = match node {
+            Ok(node) => self.hand_over(old, &node, ours).await,
+            Err(why) => Err(why),
+        };
+        if replaced.is_err() {
+            room(false).await;
+        }
+        replaced
+    }
+
+    /// Makes a successor that starts the node, or ends it.
+    async fn hand_over(
+        self: &Rc<Self>,
+        old: &Child,
+        node: &Rc<Child>,
+        ours: UnixStream,
+    ) -> Result<Successor, String> {
+        self.attend(node);
         let asked_ns = Cell::new(0);
         let handed = async {
-            self.until_begun(&node).await?;
+            self.until_begun(node).await?;
             let line = [ours.into()];
             // Meanwhile other disks are changed. A node of another version does not know it.
             let settled = within(&self.core, 2 * START_NS, old.channel.ask(&ToNode::Settle, &[]));
@@ -179,7 +203,7 @@ impl Launcher {
             answer.and_then(|answer| answer.read::<u64>()).map_err(|error| error.to_string())
         };
         let handed = handed.await;
-        self.decide(old, &node, handed, asked_ns.get()).await
+        self.decide(old, node, handed, asked_ns.get()).await
     }
 
     /// Makes a successor the node, or ends it.

@@ -27,7 +27,7 @@ use crate::launcher::to_node::ToNode;
 use crate::launcher::{self, SAID_BYTES_MAX};
 use crate::patience::Exclusive;
 use crate::process::{executable, resident_bytes, working_directory};
-use crate::upgrade::Upgrader;
+use crate::upgrade::{Upgrader, room};
 
 /// What a confined process has created before its confinement.
 pub(super) struct Confined {
@@ -299,7 +299,7 @@ impl Requests {
             self.core.spawn(Class::Control, async move {
                 let descriptor = question.descriptors.pop();
                 let (holds, answer) = match question.read::<ToNode>() {
-                    Ok(ToNode::Hold) => (true, requests.hold()),
+                    Ok(ToNode::Hold) => (true, requests.hold().await),
                     Ok(wanted) => (false, requests.answer(wanted, descriptor).await),
                     Err(error) => (false, Err(error)),
                 };
@@ -326,6 +326,10 @@ impl Requests {
                 let pause_us = handed.map_err(|why| Error::new(Kind::System, why))?;
                 json_answer(&pause_us)
             }
+            ToNode::MakeRoom { room } => {
+                room::make(&self.core, if room { room::STARTS_NS } else { 0 }).await;
+                json_answer(&())
+            }
             ToNode::Settle => json_answer(&self.upgrader.settle().await),
             ToNode::MayHandOver => json_answer(&self.upgrader.may_hand_over().err()),
             ToNode::Stop => {
@@ -342,8 +346,8 @@ impl Requests {
                 }
                 json_answer(&())
             }
-            ToNode::Hold => self.hold(),
-            ToNode::Resume => self.resume(),
+            ToNode::Hold => self.hold().await,
+            ToNode::Resume => self.resume().await,
             ToNode::StartOthers => {
                 if let Some(admin) = self.admin.get() {
                     admin.disks.start_others(&self.core).await;
@@ -354,19 +358,21 @@ impl Requests {
     }
 
     /// Lets the node live on when the launcher ends.
-    fn hold(&self) -> Answered {
+    async fn hold(&self) -> Answered {
         let failed = |error| Error::new(Kind::System, format!("cannot live on: {error}"));
         nix::sys::prctl::set_pdeathsig(None).map_err(failed)?;
+        room::make(&self.core, room::STARTS_NS).await;
         json_answer(&())
     }
 
     /// Makes the node end with its launcher again, which may have another program now.
-    fn resume(&self) -> Answered {
+    async fn resume(&self) -> Answered {
         let launcher = self.node.confined.as_ref().map(|confined| confined.launcher);
         if launcher.is_none_or(|launcher| end_with_launcher(launcher).is_err()) {
             std::process::exit(1);
         }
         self.channel.hold(false);
+        room::make(&self.core, 0).await;
         json_answer(&())
     }
 }

@@ -40,6 +40,7 @@
 
 mod follow;
 mod moving;
+pub(crate) mod room;
 mod successor;
 mod wire;
 
@@ -179,7 +180,11 @@ impl Upgrader {
     pub async fn to(&self, program: &Path) -> Result<Successor, String> {
         let (disks, served) = self.begin(START_NS).await?;
         tracing::info!(program = %program.display(), "starting a successor");
+        room::make(&self.core, room::STARTS_NS).await;
         let handed = self.hand_over(program, &served).await;
+        if handed.is_err() {
+            room::make(&self.core, 0).await;
+        }
         match &handed {
             Ok((pid, _)) => {
                 tracing::info!(successor = pid, "handed over: this process is ending");

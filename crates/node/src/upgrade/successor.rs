@@ -11,7 +11,7 @@ use vhost::handover::{DiskState, HandoverError};
 use vhost::{RegionInfo, Target};
 
 use super::wire::{Line, Message};
-use super::{NAP_NS, TAKE_NS, VARIABLE, within};
+use super::{NAP_NS, TAKE_NS, VARIABLE, room, within};
 use crate::config::{Config, DOORS_MAX};
 use crate::disks::arrivals::Lost;
 use crate::disks::spec::DiskSpec;
@@ -114,6 +114,8 @@ impl Predecessor {
     /// Handles the end of the old process: nothing more comes from it or is sent to it.
     fn has_ended(&self, taking: Taking, why: &str) {
         self.ended_ns.set(Some(self.core.now_ns()));
+        let core = self.core.clone();
+        self.core.spawn(Class::Control, async move { room::make(&core, 0).await });
         for lost in taking.left() {
             let disk = &lost.spec().name;
             tracing::warn!(%disk, "the previous node ended before the disk was handed over: opening it again: {why}");
@@ -196,8 +198,12 @@ pub(crate) async fn inherit(
         Error::new(Kind::System, format!("cannot use the line to the running node: {error}"))
     })?;
     let line = Rc::new(line);
+    room::make(core, room::STARTS_NS).await;
     match converse(core, config, &line, holes).await {
-        Ok(inherited) => Ok(inherited),
+        Ok(inherited) => {
+            room::make(core, room::ENDS_NS).await;
+            Ok(inherited)
+        }
         Err(why) => {
             // The other process may have gone, which is then the reason.
             let _ = line.send(&Message::Refused(why.clone()), &[]).await;

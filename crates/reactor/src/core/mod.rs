@@ -101,8 +101,10 @@ pub(crate) struct CoreState {
     turn_at: Cell<u64>,
     /// Until when the next wait may last although pollers have work; 0 is none.
     nap_until_ns: Cell<u64>,
-    /// The least time between two rounds of the pollers; 0 is no limit.
+    /// The least time between two rounds of the pollers,
     poll_every_ns: Cell<u64>,
+    /// until this time.
+    seldom_until_ns: Cell<u64>,
     /// When the last round of the pollers began.
     polled_at: Cell<u64>,
     calls: RefCell<Calls>,
@@ -161,6 +163,7 @@ impl Core {
             turn_at: Cell::new(u64::MAX),
             nap_until_ns: Cell::new(0),
             poll_every_ns: Cell::new(0),
+            seldom_until_ns: Cell::new(0),
             polled_at: Cell::new(0),
             calls: RefCell::default(),
             idle: RefCell::new(Idle::new(config.poll)),
@@ -376,26 +379,18 @@ impl Core {
         self.0.nap_until_ns.set(if most_ns > 0 { self.now_ns() + most_ns } else { 0 });
     }
 
-    /// Lets at least `ns` pass between two rounds of the pollers until the result is dropped, and
-    /// sleeps when nothing else has work: for work that comes first for some milliseconds. There
-    /// may be one result at a time.
-    pub fn poll_every(&self, ns: u64) -> PollEvery {
-        self.0.poll_every_ns.set(ns);
-        PollEvery(self.clone())
+    /// Lets at least `every_ns` pass between two rounds of the pollers until `until_ns` of
+    /// [`Core::now_ns`]'s clock, and sleeps when nothing else has work: for work of this core, or
+    /// of another process on its processor, that comes first for some milliseconds. The last call
+    /// counts; a time that has passed ends it.
+    pub fn poll_seldom(&self, every_ns: u64, until_ns: u64) {
+        self.0.poll_every_ns.set(every_ns);
+        self.0.seldom_until_ns.set(until_ns);
     }
 
     /// Adds a poller, which runs in every turn until its handle is dropped.
     pub fn add_poller(&self, poller: impl crate::poller::Poller + 'static) -> PollerSlot {
         Pollers::add(&self.0.pollers, Box::new(poller))
-    }
-}
-
-/// A core's pollers run seldom: [`Core::poll_every`].
-pub struct PollEvery(Core);
-
-impl Drop for PollEvery {
-    fn drop(&mut self) {
-        self.0.0.poll_every_ns.set(0);
     }
 }
 

@@ -54,11 +54,11 @@ impl Core {
         if inner.nap_until_ns.get() > 0 && may_wait {
             return inner.nap();
         }
-        if !may_wait || inner.work_pending() {
+        if !may_wait {
             Wait::No
-        } else if inner.poll_every_ns.get() > 0 {
+        } else if inner.polls_seldom() {
             inner.wait_for_poll()
-        } else if worked {
+        } else if worked || inner.work_pending() {
             Wait::No
         } else {
             inner.idle_wait()
@@ -244,15 +244,15 @@ impl CoreState {
     /// Runs the pollers, several times while nothing else has work: this spreads the cost of the
     /// rest of the turn over more of their requests. True when they did something.
     fn poll(&self) -> bool {
-        let every_ns = self.poll_every_ns.get();
-        if every_ns > 0 {
-            if self.now.get() < self.polled_at.get() + every_ns {
+        let seldom = self.polls_seldom();
+        if seldom {
+            if self.now.get() < self.next_poll() {
                 return false;
             }
             self.polled_at.set(self.now.get());
         }
         let mut worked = false;
-        for _ in 0..if every_ns > 0 { 1 } else { POLLS_PER_TURN } {
+        for _ in 0..if seldom { 1 } else { POLLS_PER_TURN } {
             self.rounds.set(self.rounds.get() + 1);
             if !Pollers::run(&self.pollers, self.pollers_due.take()) {
                 break;
@@ -267,11 +267,26 @@ impl CoreState {
 
     /// Whether there is work that needs no completion.
     fn work_pending(&self) -> bool {
+        self.anything_but_polls_pending()
+            || self.pollers_due.get()
+            || self.next_timer().is_some_and(|at| at <= self.now.get())
+    }
+
+    /// Whether tasks are ready, or messages there.
+    fn anything_but_polls_pending(&self) -> bool {
         self.tasks.borrow().any_ready()
             || self.inbox.borrow().pure_check()
             || self.mesh.borrow().pending()
-            || self.pollers_due.get()
-            || self.next_timer().is_some_and(|at| at <= self.now.get())
+    }
+
+    /// Whether [`Core::poll_seldom`] holds.
+    fn polls_seldom(&self) -> bool {
+        self.now.get() < self.seldom_until_ns.get()
+    }
+
+    /// When the next round of pollers that run seldom begins.
+    fn next_poll(&self) -> u64 {
+        self.polled_at.get() + self.poll_every_ns.get()
     }
 
     /// Decides how to wait: spins first where that pays, and sets the sleep flag before a wait.
@@ -318,11 +333,7 @@ impl CoreState {
     /// How to wait for [`Core::nap`].
     #[cold]
     fn nap(&self) -> Wait {
-        let pending = || {
-            self.tasks.borrow().any_ready()
-                || self.inbox.borrow().pure_check()
-                || self.mesh.borrow().pending()
-        };
+        let pending = || self.anything_but_polls_pending();
         let until_ns = self.nap_until_ns.get();
         if until_ns <= self.now.get() {
             self.nap_until_ns.set(0);
@@ -336,14 +347,16 @@ impl CoreState {
         Wait::Ns(until_ns.saturating_sub(self.now.get()).max(1))
     }
 
-    /// How to wait for the next round of the pollers.
+    /// How to wait for the next round of pollers that run seldom. Those that are due wait for it,
+    /// too.
     fn wait_for_poll(&self) -> Wait {
-        let until_ns = self.polled_at.get() + self.poll_every_ns.get();
-        if until_ns <= self.now.get() || !self.shared.sleep().prepare(|| self.work_pending()) {
+        let timer = self.timers.borrow_mut().next();
+        let until_ns = timer.map_or(self.next_poll(), |at| at.min(self.next_poll()));
+        let pending = || self.anything_but_polls_pending();
+        if until_ns <= self.now.get() || pending() || !self.shared.sleep().prepare(pending) {
             return Wait::No;
         }
-        let until_ns = self.next_timer().map_or(until_ns, |at| at.min(until_ns));
-        Wait::Ns(until_ns.saturating_sub(self.now.get()).max(1))
+        Wait::Ns(until_ns - self.now.get())
     }
 
     /// Time of the next timer or requested turn.

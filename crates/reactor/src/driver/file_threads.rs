@@ -95,46 +95,59 @@ impl Job {
     }
 }
 
-/// A core's file threads.
+/// A core's file threads. Each is started when an operation finds none idle.
 pub(super) struct FileThreads {
     queue: Arc<Queue<Job>>,
     threads: Vec<std::thread::JoinHandle<()>>,
+    most: usize,
+    sender: Sender<Completion>,
     results: Inbox<Completion>,
+    core: Arc<CoreAddress>,
 }
 
 impl FileThreads {
-    /// Starts `threads` threads for a core that has at most `capacity` operations unfinished.
+    /// Starts the first of at most `most` threads for a core that has at most `capacity` operations
+    /// unfinished.
     ///
     /// # Errors
-    /// When a thread cannot be started.
-    #[expect(clippy::disallowed_methods, reason = "the reactor is where threads are started")]
-    pub fn start(
-        threads: usize,
-        capacity: usize,
-        core: &Arc<CoreAddress>,
-    ) -> io::Result<FileThreads> {
+    /// When the thread cannot be started.
+    pub fn start(most: usize, capacity: usize, core: &Arc<CoreAddress>) -> io::Result<FileThreads> {
         let (sender, results) = inbox(capacity);
         let mut pool = FileThreads {
             queue: Arc::new(Queue::new()),
-            threads: Vec::with_capacity(threads),
+            threads: Vec::new(),
+            most,
+            sender,
             results,
+            core: core.clone(),
         };
-        for n in 0..threads {
-            let (queue, sender, core) = (pool.queue.clone(), sender.clone(), core.clone());
-            let thread = std::thread::Builder::new()
-                .name(format!("millrace-file{n}"))
-                // A system call needs almost no user stack.
-                .stack_size(64 << 10)
-                .spawn(move || serve(&queue, &sender, &core))?;
-            // If a later one fails, dropping `pool` stops those that run.
-            pool.threads.push(thread);
-        }
+        pool.start_one()?;
         Ok(pool)
     }
 
+    #[expect(clippy::disallowed_methods, reason = "the reactor is where threads are started")]
+    fn start_one(&mut self) -> io::Result<()> {
+        let (queue, sender) = (self.queue.clone(), self.sender.clone());
+        let core = self.core.clone();
+        let thread = std::thread::Builder::new()
+            .name(format!("millrace-file{}", self.threads.len()))
+            // A system call needs almost no user stack.
+            .stack_size(64 << 10)
+            .spawn(move || serve(&queue, &sender, &core))?;
+        self.threads.push(thread);
+        Ok(())
+    }
+
     /// Hands over all `jobs` and empties the vector.
-    pub fn submit(&self, jobs: &mut Vec<Job>) {
-        self.queue.push(jobs.drain(..));
+    pub fn submit(&mut self, jobs: &mut Vec<Job>) {
+        let waiting = self.queue.push(jobs.drain(..));
+        for _ in 0..waiting.min(self.most - self.threads.len()) {
+            if let Err(error) = self.start_one() {
+                // Those that run do the work.
+                tracing::debug!("cannot start another file thread: {error}");
+                break;
+            }
+        }
     }
 
     /// Appends the results that have arrived.

@@ -36,16 +36,18 @@ impl<J> Queue<J> {
         f(&mut self.jobs.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Appends `jobs` and wakes as many idle threads as there are jobs.
-    pub fn push(&self, jobs: impl ExactSizeIterator<Item = J>) {
+    /// Appends `jobs` and wakes as many idle threads as there are jobs. Returns how many jobs wait
+    /// for a thread that is busy.
+    pub fn push(&self, jobs: impl ExactSizeIterator<Item = J>) -> usize {
         let n = jobs.len();
-        let idle = self.with(|queue| {
+        let (waiting, idle) = self.with(|queue| {
             queue.waiting.extend(jobs);
-            queue.idle
+            (queue.waiting.len(), queue.idle)
         });
         for _ in 0..n.min(idle) {
             self.wake.notify_one();
         }
+        waiting.saturating_sub(idle)
     }
 
     /// Waits for a job and takes the oldest; `None` once the queue has been stopped.
@@ -72,5 +74,20 @@ impl<J> Queue<J> {
         });
         self.wake.notify_all();
         drop(waiting);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn jobs_that_wait_for_a_thread_are_counted() {
+        let queue = Queue::new();
+        assert_eq!(queue.push([1, 2].into_iter()), 2);
+        assert_eq!(queue.pop(), Some(1));
+        assert_eq!(queue.push(std::iter::once(3)), 2, "2 waits, too");
+        queue.with(|jobs| jobs.idle = 2);
+        assert_eq!(queue.push(std::iter::once(4)), 1);
     }
 }

@@ -127,7 +127,7 @@ impl UringDriver {
                 Err(error) => tracing::error!("cannot start a file thread: {error}"),
             }
         }
-        match &self.threads {
+        match &mut self.threads {
             Some(threads) => threads.submit(&mut self.jobs),
             // Without threads the ring makes the operation.
             None => {

@@ -514,12 +514,14 @@ fn pollers_run_seldom_for_a_while() {
         let slot = core.add_poller(Busy(core.clone(), polls.clone()));
         core.sleep_ns(1_000_000).await;
         let before = polls.take().len();
-        let seldom = core.poll_every(500_000);
+        core.poll_seldom(500_000, u64::MAX);
         for _ in 0..200 {
+            // What is due waits, too.
+            core.turn_at(core.now_ns());
             core.sleep_ns(50_000).await;
         }
         let meanwhile = polls.take();
-        drop(seldom);
+        core.poll_seldom(500_000, core.now_ns());
         core.sleep_ns(1_000_000).await;
         drop(slot);
         (before, meanwhile, polls.take().len())
