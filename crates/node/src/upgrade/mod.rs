@@ -77,9 +77,6 @@ const SETTLED_NS: u64 = 1_000_000_000;
 const REST_NS: u64 = 2_000_000_000;
 /// How long a successor may take to take its first disk, while the guest waits.
 const TAKE_NS: u64 = 2_000_000_000;
-/// How long a core lets go of its processor for the other process's next message, which uses the
-/// same one.
-const NAP_NS: u64 = 2_000_000;
 /// How often the end of the node is polled, and how long a successor that has closed its end may
 /// take to end.
 const POLL_NS: u64 = 5_000_000;

@@ -28,7 +28,7 @@ use std::rc::Rc;
 use reactor::{Class, Core, Event, JoinHandle, timeout};
 
 use super::wire::{Line, Message};
-use super::{ENDS, NAP_NS, POLL_NS, REST_NS, TAKE_NS};
+use super::{ENDS, POLL_NS, REST_NS, TAKE_NS};
 use crate::disks::Served;
 use crate::mutant::{Mutant, is};
 #[cfg(doc)]
@@ -335,7 +335,6 @@ impl Moves {
             moving.disk.target.resume();
         }
         let sent = self.line.send(&Message::State(name, state.encode()), &descriptors).await;
-        self.core.nap(NAP_NS);
         sent.map_err(|why| format!("taking the disks: {why}"))
     }
 

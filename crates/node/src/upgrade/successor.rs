@@ -11,7 +11,7 @@ use vhost::handover::{DiskState, HandoverError};
 use vhost::{RegionInfo, Target};
 
 use super::wire::{Line, Message};
-use super::{NAP_NS, TAKE_NS, VARIABLE, room, within};
+use super::{TAKE_NS, VARIABLE, room, within};
 use crate::config::{Config, DOORS_MAX};
 use crate::disks::arrivals::Lost;
 use crate::disks::spec::DiskSpec;
@@ -240,8 +240,6 @@ impl Described {
                     let images = images.into();
                     let nth = coming.len();
                     coming.push(open(core, nth, spec, images, holes, regions, descriptors).await?);
-                    // The guests are served meanwhile, by the same processor.
-                    core.nap(NAP_NS / 10);
                 }
                 (Message::Doors { clients: count, metrics: there }, mut descriptors) => {
                     if descriptors.len() != usize::from(count) + usize::from(there) {
@@ -410,13 +408,10 @@ impl Taking {
                     }
                 };
                 self.line.send(&message, &[]).await?;
-                self.core.nap(NAP_NS);
                 Ok(Received::Nothing)
             }
             (Message::Go(name), _) => {
                 let coming = self.coming.remove(self.place(&name)?);
-                // For the next disk's state; nothing is waited for after the last one.
-                self.core.nap(if self.coming.is_empty() { 0 } else { NAP_NS });
                 Ok(Received::Over(match coming {
                     Coming {
                         spec,

@@ -99,8 +99,6 @@ pub(crate) struct CoreState {
     heard_at: Cell<u64>,
     /// Latest time of the next turn, in which all pollers run.
     turn_at: Cell<u64>,
-    /// Until when the next wait may last although pollers have work; 0 is none.
-    nap_until_ns: Cell<u64>,
     /// The least time between two rounds of the pollers,
     poll_every_ns: Cell<u64>,
     /// until this time.
@@ -161,7 +159,6 @@ impl Core {
             locals: RefCell::default(),
             heard_at: Cell::new(0),
             turn_at: Cell::new(u64::MAX),
-            nap_until_ns: Cell::new(0),
             poll_every_ns: Cell::new(0),
             seldom_until_ns: Cell::new(0),
             polled_at: Cell::new(0),
@@ -368,15 +365,6 @@ impl Core {
     /// do yet in that turn asks again.
     pub fn turn_at(&self, at_ns: u64) {
         self.0.turn_at.set(self.0.turn_at.get().min(at_ns));
-    }
-
-    /// Lets go of the processor once, for another process that is about to send something: when
-    /// nothing but pollers has work, the core waits until something completes, until `most_ns` from
-    /// now at most; 0 takes back what was asked for before. Two processes that share a processor
-    /// and always have work would else take turns of the scheduler's milliseconds for each
-    /// message between them.
-    pub fn nap(&self, most_ns: u64) {
-        self.0.nap_until_ns.set(if most_ns > 0 { self.now_ns() + most_ns } else { 0 });
     }
 
     /// Lets at least `every_ns` pass between two rounds of the pollers until `until_ns` of

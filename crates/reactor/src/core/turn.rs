@@ -51,9 +51,6 @@ impl Core {
         inner.mesh.borrow_mut().publish();
         inner.drain_backlog();
         inner.stats.turns.add(1);
-        if inner.nap_until_ns.get() > 0 && may_wait {
-            return inner.nap();
-        }
         if !may_wait {
             Wait::No
         } else if inner.polls_seldom() {
@@ -328,23 +325,6 @@ impl CoreState {
         }
         let until_timer = self.next_timer().map(|at| at.saturating_sub(self.now.get()).max(1));
         until_timer.map_or(Wait::Forever, Wait::Ns)
-    }
-
-    /// How to wait for [`Core::nap`].
-    #[cold]
-    fn nap(&self) -> Wait {
-        let pending = || self.anything_but_polls_pending();
-        let until_ns = self.nap_until_ns.get();
-        if until_ns <= self.now.get() {
-            self.nap_until_ns.set(0);
-            return Wait::No;
-        }
-        if pending() || !self.shared.sleep().prepare(pending) {
-            return Wait::No;
-        }
-        self.nap_until_ns.set(0);
-        let until_ns = self.next_timer().map_or(until_ns, |at| at.min(until_ns));
-        Wait::Ns(until_ns.saturating_sub(self.now.get()).max(1))
     }
 
     /// How to wait for the next round of pollers that run seldom. Those that are due wait for it,

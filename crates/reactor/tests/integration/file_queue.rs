@@ -488,24 +488,6 @@ impl Poller for Busy {
     fn disarm(&mut self) {}
 }
 
-/// A core whose pollers always have work waits once, and then goes on.
-#[test]
-fn a_core_naps_once_although_its_pollers_have_work() {
-    let polls = world(1).run(|core| async move {
-        let polls = Rc::new(RefCell::new(Vec::new()));
-        let slot = core.add_poller(Busy(core.clone(), polls.clone()));
-        core.sleep_ns(1_000_000).await;
-        core.nap(700_000);
-        core.sleep_ns(2_000_000).await;
-        drop(slot);
-        polls.take()
-    });
-    let polls = polls.unwrap().remove(0);
-    let waits = polls.windows(2).map(|pair| pair[1] - pair[0]);
-    let long: Vec<_> = waits.filter(|ns| *ns >= 600_000).collect();
-    assert!(matches!(long[..], [600_000..=800_000]), "{long:?}");
-}
-
 /// A core's pollers leave it to other work, but not for ever, and run as before afterwards.
 #[test]
 fn pollers_run_seldom_for_a_while() {
