@@ -23,7 +23,7 @@ TICK = r"GUEST TICK ops=[1-9]\d*"
 
 def test_memory_is_plugged_in_and_unplugged_under_load(tmp_path):
     """The rings keep running, and requests use the new memory from the moment it appears until it is unplugged."""
-    with machine(tmp_path, mode="load", secs=11, mib=16, above=4096) as (_, vm):
+    with machine(tmp_path, mode="load", secs=20, mib=16, above=4096) as (_, vm):
         vm.wait_for(TICK)
         vm.plug_memory()
         vm.wait_for(r"GUEST MOVED")

@@ -25,12 +25,13 @@ def machine(node, tmp_path, name="a", **words):
 
 
 def assert_nobody_noticed(node, vm):
-    # A launcher that is killed while a message passes through closes the connection (docs/DISKS.md).
-    # QEMU asks for the size after each restart of the node.
+    # A launcher that is killed while a message passes through closes the connection (docs/DISKS.md), of which QEMU
+    # complains. QEMU asks for the size after each restart of the node.
     said = node.said()
-    assert said.count("has connected") == 1 + said.count("died in a message"), "the connection was lost"
-    assert "panicked" not in node.said() and "a killed launcher would lose it" not in node.said()
-    assert not vm.complaints(), vm.complaints()
+    closed = said.count("died in a message")
+    assert said.count("has connected") == 1 + closed, "the connection was lost"
+    assert "panicked" not in said and "a killed launcher would lose it" not in said
+    assert closed or not vm.complaints(), vm.complaints()
 
 
 @both_forms
