@@ -162,6 +162,7 @@ impl<'a> Front<'a> {
         self.progress_ns = now_ns;
         for lane in &mut self.lanes {
             while let Some(slot) = lane.queue.take() {
+                self.source.prepare(lane, slot);
                 self.source.submit(lane, slot, now_ns);
             }
             lane.queue.publish();

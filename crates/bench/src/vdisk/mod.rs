@@ -33,6 +33,8 @@ mod target;
 use std::path::Path;
 
 use frontend::Disk;
+use nix::sys::signal::{SigSet, Signal};
+use nix::sys::signalfd::{SfdFlags, SignalFd};
 use node::{Error, Kind};
 
 use self::front::{Counts, Front};
@@ -45,6 +47,8 @@ pub(crate) use self::target::quoted;
 
 /// The length of the warm-up.
 const WARM_UP_NS: u64 = 200_000_000;
+/// How often a signal is looked for.
+const LOOK_NS: u64 = 50_000_000;
 
 /// Measures.
 ///
@@ -65,6 +69,9 @@ pub fn run_vdisk(plan: &VdiskPlan) -> Result<VdiskOutcome, Error> {
             return Err(Error::new(Kind::Usage, what).hint("name one with --disk or --socket"));
         }
     };
+    // An operator ends the measurement of a disk that goes on without us. Our own target would end,
+    // too: a terminal's signal goes to both.
+    let interrupts = if own.is_none() { Some(interrupts().map_err(explain_signals)?) } else { None };
     let own_socket = own.as_ref().and_then(|target| target.sockets().first());
     let socket = own_socket.or(plan.socket.as_ref());
     let socket = socket.expect("one or the other is named");
@@ -72,10 +79,24 @@ pub fn run_vdisk(plan: &VdiskPlan) -> Result<VdiskOutcome, Error> {
     std::thread::scope(|scope| {
         let front = scope.spawn(|| {
             frontend::pin(plan.front_processor).map_err(explain)?;
-            drive(plan, socket)
+            drive(plan, socket, interrupts)
         });
         front.join().unwrap_or_else(|_| Err(Error::new(Kind::System, "the front end panicked")))
     })
+}
+
+/// The signals that end a measurement early. They are blocked in this thread, and those that it
+/// starts, from now on.
+fn interrupts() -> nix::Result<SignalFd> {
+    let mut signals = SigSet::empty();
+    signals.add(Signal::SIGINT);
+    signals.add(Signal::SIGTERM);
+    signals.thread_block()?;
+    SignalFd::with_flags(&signals, SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC)
+}
+
+fn explain_signals(error: nix::Error) -> Error {
+    Error::new(Kind::System, format!("signals cannot be received: {error}"))
 }
 
 fn explain(error: frontend::Error) -> Error {
@@ -87,7 +108,11 @@ fn explain(error: frontend::Error) -> Error {
     Error::new(kind, format!("the disk's target: {error}"))
 }
 
-fn drive(plan: &VdiskPlan, socket: &Path) -> Result<VdiskOutcome, Error> {
+fn drive(
+    plan: &VdiskPlan,
+    socket: &Path,
+    interrupts: Option<SignalFd>,
+) -> Result<VdiskOutcome, Error> {
     let disk = Disk::connect(socket, plan.options()).map_err(explain)?;
     let pid = disk.session().connection().peer_pid();
     let pid = pid.filter(|pid| *pid as u32 != std::process::id());
@@ -99,7 +124,12 @@ fn drive(plan: &VdiskPlan, socket: &Path) -> Result<VdiskOutcome, Error> {
     front.counts = Counts::default();
     let cpu_before = pid.and_then(cpu_ns);
     let from_ns = front.now_ns();
-    front.run((plan.seconds * 1e9) as u64)?;
+    let end_ns = from_ns.saturating_add((plan.seconds * 1e9) as u64);
+    let is_interrupted =
+        || interrupts.as_ref().is_some_and(|fd| matches!(fd.read_signal(), Ok(Some(_))));
+    while front.now_ns() < end_ns && !is_interrupted() {
+        front.run(LOOK_NS.min(end_ns.saturating_sub(front.now_ns())))?;
+    }
     let seconds = (front.now_ns() - from_ns) as f64 / 1e9;
     let cpu_after = pid.and_then(cpu_ns);
     let counts = std::mem::take(&mut front.counts);

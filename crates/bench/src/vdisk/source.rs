@@ -44,6 +44,18 @@ impl Source {
         self.random.wrapping_mul(0x2545_f491_4f6c_dd1d)
     }
 
+    /// Gives a slot what it writes unless data is verified: zeroes would become holes where a disk
+    /// is copied.
+    pub fn prepare(&mut self, lane: &mut Lane, slot: Slot) {
+        if !self.rw.writes() {
+            return;
+        }
+        let mut bytes = std::mem::take(&mut self.buffers[0]);
+        bytes.fill_with(|| self.draw() as u8);
+        lane.queue.write_data(slot, 0, &bytes);
+        self.buffers[0] = bytes;
+    }
+
     /// Stages the next request in a slot.
     #[inline]
     pub fn submit(&mut self, lane: &mut Lane, slot: Slot, now_ns: u64) {

@@ -67,7 +67,7 @@ pub struct BenchArgs {
     /// the others]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=65536))]
     pub depth: Option<u32>,
-    /// How long to measure
+    /// How long to measure; Ctrl-C ends vdisk with --socket early, with its result
     #[arg(long, value_name = "S", default_value = "10", value_parser = seconds)]
     pub seconds: f64,
     /// Bytes of the file of mapped

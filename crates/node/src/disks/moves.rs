@@ -74,8 +74,7 @@ const FRUITLESS_MAX: u32 = 10;
 const FRUITLESS_NS: u64 = 10_000_000_000;
 /// How often a switch that is put off doubles what may be left at the next one.
 const DOUBLINGS_MAX: u32 = 6;
-/// Rounds without progress before writes are limited, and the lowest limit in bytes per second.
-const STALLED_MAX: u32 = 1;
+/// The lowest limit of writes in bytes per second.
 const WRITES_MIN: u64 = 256 << 10;
 /// Smallest granule of the bitmap, and the most granules of one.
 const GRANULE_MIN: u64 = 16 << 10;
@@ -844,7 +843,8 @@ impl Disks {
         self.share_rate();
         unless_stopped(moving, copy.begin()).await?;
         moving.total_bytes.set(copy.count_left_bytes().await);
-        let (mut stalled, mut before) = (0, u64::MAX);
+        // Others use the disk: leave them room, unless that takes too long.
+        let (mut may_be_gentle, mut before) = (true, u64::MAX);
         let mut fruitless = Fruitless::default();
         let guest_waits = |does| match goal {
             Goal::Device(..) => false,
@@ -853,15 +853,10 @@ impl Disks {
         loop {
             self.lift_rate(moving, guest_waits(target.front_end()));
             let (began_ns, before_pass) = (core.now_ns(), writes(target));
-            // Others use the disk: leave them room, unless that takes too long.
-            let is_limited = moving.writes_limit.get() > 0;
-            let may_be_gentle = stalled == 0 && !is_limited;
-            let was_gentle = Cell::new(false);
             let looking = async {
                 let mut requests = completions(target);
                 copy.be_gentle(may_be_gentle && copy.is_gentle());
                 loop {
-                    was_gentle.set(was_gentle.get() || copy.is_gentle());
                     let waits = moving.guest_waits.get();
                     let changes = target.until_front_end(|does| guest_waits(does) != waits);
                     if timeout(core, LOOK_NS, changes).await.is_ok() {
@@ -909,7 +904,6 @@ impl Disks {
             if left > most && !leaves {
                 moving.set_stage(Stage::Copying);
                 let is_stalled = left > before / 4 * 3;
-                stalled = if is_stalled { stalled + 1 } else { 0 };
                 before = left;
                 let wanted = moving.finish.get() || moving.to_node;
                 if wanted && fruitless.goes_on_for_long(is_stalled, core.now_ns()) {
@@ -919,8 +913,10 @@ impl Disks {
                         "its move makes no progress: the disk changes as fast as it is copied"
                     );
                 }
-                let has_stalled = stalled > if is_limited { 0 } else { STALLED_MAX };
-                if has_stalled && wanted && !was_gentle.get() {
+                if is_stalled && may_be_gentle {
+                    may_be_gentle = false;
+                } else if is_stalled && wanted {
+                    let is_limited = moving.writes_limit.get() > 0;
                     let (writes, written) = writes(target);
                     let writes = writes.saturating_sub(before_pass.0);
                     let written = written.saturating_sub(before_pass.1);
@@ -940,11 +936,10 @@ impl Disks {
                         / (2 * u128::from(marked));
                     let limit = u64::try_from(limit).unwrap_or(u64::MAX);
                     self.limit_writes(core, name, target, moving, limit);
-                    stalled = 0;
                 }
                 continue;
             }
-            (stalled, before) = (0, u64::MAX);
+            (may_be_gentle, before) = (moving.writes_limit.get() == 0, u64::MAX);
             fruitless.goes_on_for_long(false, core.now_ns());
             let may_switch = match goal {
                 Goal::Device(..) => moving.finish.get(),
@@ -1028,9 +1023,14 @@ impl Disks {
         copy: &Copy,
     ) -> Result<(), Switch> {
         let resources = self.resources().map_err(Switch::Failed)?;
-        // Most of it is durable before the guest has to wait.
-        match unless_stopped(moving, copy.flush()).await {
-            Ok(()) => {}
+        // Most of it is durable before the guest has to wait, and what it has written meanwhile is
+        // copied.
+        let prepared = async {
+            copy.flush().await?;
+            copy.pass().await
+        };
+        match unless_stopped(moving, prepared).await {
+            Ok(_) => {}
             Err(Stop::Failed(error)) => return Err(Switch::Failed(error)),
             Err(_) => return Err(Switch::Later(system("the move ends"))),
         }
