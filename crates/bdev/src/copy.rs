@@ -42,6 +42,9 @@ const LANES: usize = 8;
 /// The same, and their bytes, for a target that takes long to answer.
 const FAR_LANES: usize = 32;
 const FAR_PIECE_BYTES: u64 = 128 << 10;
+/// What is not marked and at most so long between marks is copied with them: another request would
+/// take longer. Not for a far target, whose link counts bytes.
+const GAP_BYTES: u64 = 32 << 10;
 /// What the copies of a core may have in buffers together, as a part of its memory.
 const BUDGET_PART: usize = 4;
 /// Granules at which a lane, or a count of what is marked, looks before others get their turns.
@@ -260,8 +263,13 @@ impl Copy {
             cursor.set(taken.first + u64::from(u64::BITS));
             let bytes = u64::from(taken.bits.count_ones()) * self.map.granule();
             self.known_left_bytes.set(self.known_left_bytes.get().saturating_sub(bytes));
-            for (first, count) in runs(taken.bits) {
-                let granule = self.map.granule();
+            let granule = self.map.granule();
+            // What is between two marks and copied, too, is marked again if it changes meanwhile.
+            let bits = match self.target.is_far() {
+                true => taken.bits,
+                false => without_gaps(taken.bits, GAP_BYTES / granule),
+            };
+            for (first, count) in runs(bits) {
                 let from = (taken.first + u64::from(first)) * granule;
                 let end = (from + u64::from(count) * granule).min(self.size_bytes);
                 if let Err(error) = self.range(from, end).await {
@@ -635,6 +643,19 @@ fn is_zero(bytes: &[u8]) -> bool {
     chunks.iter().all(|chunk| *chunk == [0; 64]) && rest.iter().all(|byte| *byte == 0)
 }
 
+/// The bits with ones for all gaps of at most `most` zeroes between ones.
+fn without_gaps(bits: u64, most: u64) -> u64 {
+    let most = most.min(u64::from(u64::BITS));
+    let mut wide = u128::from(bits);
+    for _ in 0..most {
+        wide |= wide << 1;
+    }
+    for _ in 0..most {
+        wide &= wide >> 1;
+    }
+    wide as u64
+}
+
 /// First bit and number of bits of each run of ones.
 fn runs(mut bits: u64) -> impl Iterator<Item = (u32, u32)> {
     std::iter::from_fn(move || {
@@ -660,6 +681,17 @@ mod tests {
         assert_eq!(all(u64::MAX), [(0, 64)]);
         assert_eq!(all(0b1101), [(0, 1), (2, 2)]);
         assert_eq!(all(1 << 63 | 1), [(0, 1), (63, 1)]);
+    }
+
+    #[test]
+    fn short_gaps_are_closed() {
+        assert_eq!(without_gaps(0b1_0010_0011, 0), 0b1_0010_0011);
+        assert_eq!(without_gaps(0b1_0010_0011, 2), 0b1_1110_0011);
+        assert_eq!(without_gaps(0b1_0010_0011, 3), 0b1_1111_1111);
+        assert_eq!(without_gaps(1 << 63 | 1, 61), 1 << 63 | 1);
+        assert_eq!(without_gaps(1 << 63 | 1, 62), u64::MAX);
+        assert_eq!(without_gaps(1 << 63, 1000), 1 << 63);
+        assert_eq!(without_gaps(0, 1000), 0);
     }
 
     #[test]

@@ -71,7 +71,8 @@ pub fn run_vdisk(plan: &VdiskPlan) -> Result<VdiskOutcome, Error> {
     };
     // An operator ends the measurement of a disk that goes on without us. Our own target would end,
     // too: a terminal's signal goes to both.
-    let interrupts = if own.is_none() { Some(interrupts().map_err(explain_signals)?) } else { None };
+    let interrupts =
+        if own.is_none() { Some(interrupts().map_err(explain_signals)?) } else { None };
     let own_socket = own.as_ref().and_then(|target| target.sockets().first());
     let socket = own_socket.or(plan.socket.as_ref());
     let socket = socket.expect("one or the other is named");

@@ -916,7 +916,6 @@ impl Disks {
                 if is_stalled && may_be_gentle {
                     may_be_gentle = false;
                 } else if is_stalled && wanted {
-                    let is_limited = moving.writes_limit.get() > 0;
                     let (writes, written) = writes(target);
                     let writes = writes.saturating_sub(before_pass.0);
                     let written = written.saturating_sub(before_pass.1);
@@ -925,16 +924,12 @@ impl Disks {
                         // A client of NBD: slowing the guest down would not help.
                         continue;
                     }
-                    // Half of what can be copied. What is marked says how much the writes mark
-                    // until most of the disk is; if that was too little, they mark the most that
-                    // they can.
-                    let marked = match is_limited {
-                        false => left,
-                        true => written.saturating_add(writes.saturating_mul(granule)),
-                    };
-                    let limit = u128::from(per_second(written)) * u128::from(bytes)
-                        / (2 * u128::from(marked));
-                    let limit = u64::try_from(limit).unwrap_or(u64::MAX);
+                    // Half of what can be copied, as far as that can be told: what the same writes
+                    // mark at another rate is not known. So it is tried in steps.
+                    let written = per_second(written);
+                    let half = u128::from(written) * u128::from(bytes) / (2 * u128::from(left));
+                    let half = u64::try_from(half).unwrap_or(u64::MAX);
+                    let limit = half.clamp(written / 2, written / 4 * 3);
                     self.limit_writes(core, name, target, moving, limit);
                 }
                 continue;
