@@ -44,7 +44,7 @@ def wait_for(is_so, what):
 
 
 def made_by_rocksdb(path):
-    """All rows in a deep level, and the deletion of every third row above it."""
+    """All rows in a deep level, and the deletion of every third row above it. RocksDB may have moved that down on a slow machine."""
     with_ttl = {"ttl": "4", "disable_auto_compactions": "false"}
     database = Rdict(str(path), options())
     rows = dict(ROWS)
@@ -69,9 +69,12 @@ def scan(path):
 
 
 def test_old_tables_of_rocksdb_go_down(tmp_path):
-    path = tmp_path / "db"
-    rows = made_by_rocksdb(path)
-    before = levels(path)
+    for attempt in "abcd":
+        path = tmp_path / attempt
+        rows = made_by_rocksdb(path)
+        before = levels(path)
+        if len(before) > 1:
+            break
     assert len(before) > 1, before
     time.sleep(5)
     with millrace.node(path, tmp_path / "log", "--cores", "2", writes=True) as node:

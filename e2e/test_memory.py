@@ -336,8 +336,8 @@ def evicted_during_large_replies(tmp_path):
             # More than the kernel's buffers take.
             client.send(b"".join(resp.encode("GET", f"key{number % 20}") for number in range(200)))
         # They hold all memory for replies when the node has taken what it may of their commands.
-        held, before = 0, -1
-        while held != before:
+        held, before, end = 0, -1, time.monotonic() + 30
+        while held != before or held < 2 * MIB and time.monotonic() < end:
             time.sleep(0.3)
             lines = honest.call("CLIENT", "LIST").decode().splitlines()
             held, before = sum(int(line.split(" omem=")[1].split()[0]) for line in lines), held

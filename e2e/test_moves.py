@@ -334,7 +334,7 @@ def test_a_guest_that_writes_only_zeroes_is_slowed_down(node, tmp_path):
         zeroing.start()
         try:
             move(node, "a", new, "--finish-when-ready", "--background")
-            guest.wait_for("the limit", lambda: "writes-limited" in names(events(node)), 60)
+            guest.wait_for("the limit", lambda: "writes-limited" in names(events(node)), 150)
             until(node, "done")
         finally:
             ended.set()

@@ -43,7 +43,8 @@ const LANES: usize = 8;
 const FAR_LANES: usize = 32;
 const FAR_PIECE_BYTES: u64 = 128 << 10;
 /// What is not marked and at most so long between marks is copied with them: another request would
-/// take longer. Not for a far target, whose link counts bytes.
+/// take longer. Not in the first pass, which has only holes there, nor for a far target, whose link
+/// counts bytes.
 const GAP_BYTES: u64 = 32 << 10;
 /// What the copies of a core may have in buffers together, as a part of its memory.
 const BUDGET_PART: usize = 4;
@@ -69,6 +70,8 @@ pub struct Copy {
     held_bytes: Cell<u64>,
     budget: Rc<Budget>,
     gentle: Cell<bool>,
+    /// Everything was copied once: what lies between two marks need not be a hole.
+    closes_gaps: Cell<bool>,
     /// When all that was ordered at the present rate is paid for.
     paid_ns: Cell<u64>,
     /// Bytes of pieces that wait for their turn.
@@ -101,6 +104,7 @@ impl Copy {
             held_bytes: Cell::new(0),
             budget: core.local(),
             gentle: Cell::new(false),
+            closes_gaps: Cell::new(false),
             paid_ns: Cell::new(0),
             waiting_bytes: Cell::new(0),
             bytes_per_second: Cell::new(0),
@@ -197,6 +201,7 @@ impl Copy {
     /// # Errors
     /// When the target fails.
     pub async fn begin(&self) -> Result<(), Error> {
+        self.closes_gaps.set(false);
         let device = self.source.device();
         let mut at = 0;
         while at < self.size_bytes {
@@ -235,7 +240,10 @@ impl Copy {
         all(lanes, |()| ()).await;
         match failed.take() {
             Some(error) => Err(error),
-            None => Ok(self.copied_bytes.get() - before),
+            None => {
+                self.closes_gaps.set(!self.target.is_far());
+                Ok(self.copied_bytes.get() - before)
+            }
         }
     }
 
@@ -265,9 +273,9 @@ impl Copy {
             self.known_left_bytes.set(self.known_left_bytes.get().saturating_sub(bytes));
             let granule = self.map.granule();
             // What is between two marks and copied, too, is marked again if it changes meanwhile.
-            let bits = match self.target.is_far() {
-                true => taken.bits,
-                false => without_gaps(taken.bits, GAP_BYTES / granule),
+            let bits = match self.closes_gaps.get() {
+                true => without_gaps(taken.bits, GAP_BYTES / granule),
+                false => taken.bits,
             };
             for (first, count) in runs(bits) {
                 let from = (taken.first + u64::from(first)) * granule;

@@ -3,12 +3,20 @@
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
-use bdev::{Bdev, Copy, CopyTarget, TargetStep};
+use bdev::{Bdev, BufIo, Copy, CopyTarget, Kind, Status, TargetStep, TaskChannel};
 use reactor::sim::{SimConfig, World};
 use reactor::{Buf, Class, Core, Either, Event, race};
 
 use crate::common::copied::target_of;
 use crate::common::{PLACES, Place, copied};
+
+/// Writes data that is not zero.
+async fn write(core: &Core, channel: &TaskChannel, offset: u64, len: u32) {
+    let mut buf = core.alloc(len as usize).unwrap();
+    buf.fill(7);
+    let io = BufIo { kind: Kind::Write, offset, len: len.into(), at: 0, fua: false, tag: 0 };
+    assert_eq!(channel.run(io, Some(buf)).await.0, Status::Ok);
+}
 
 #[test]
 fn a_copy_is_the_same_whatever_is_written_meanwhile() {
@@ -32,19 +40,9 @@ fn files_and_memory_are_copied_to_each_other() {
 fn a_copy_keeps_to_its_rate() {
     Place::Sim.run("rate", 512, |core, _| async move {
         let source = Bdev::open(&core, "mem:8M").await.unwrap();
-        let channel = bdev::TaskChannel::new(&source, &core).unwrap();
+        let channel = TaskChannel::new(&source, &core).unwrap();
         for part in 0..8 {
-            let mut buf = core.alloc(1 << 20).unwrap();
-            buf.fill(7);
-            let io = bdev::BufIo {
-                kind: bdev::Kind::Write,
-                offset: part << 20,
-                len: 1 << 20,
-                at: 0,
-                fua: false,
-                tag: 0,
-            };
-            assert_eq!(channel.run(io, Some(buf)).await.0, bdev::Status::Ok);
+            write(&core, &channel, part << 20, 1 << 20).await;
         }
         let target = Bdev::open(&core, "mem:8M").await.unwrap();
         let tracked = source.tracked(&core, 65536).await.unwrap();
@@ -80,21 +78,29 @@ fn a_target_that_fails_ends_the_copy() {
         );
         let target = "error:kind=write,zeroes&status=nospace|mem:1M";
         let target = Bdev::open(&core, target).await.unwrap();
-        let channel = bdev::TaskChannel::new(&tracked, &core).unwrap();
-        let mut buf = core.alloc(4096).unwrap();
-        buf.fill(7);
-        let io = bdev::BufIo {
-            kind: bdev::Kind::Write,
-            offset: 8192,
-            len: 4096,
-            at: 0,
-            fua: false,
-            tag: 0,
-        };
-        assert_eq!(channel.run(io, Some(buf)).await.0, bdev::Status::Ok);
+        let channel = TaskChannel::new(&tracked, &core).unwrap();
+        write(&core, &channel, 8192, 4096).await;
         let copy = Copy::new(&core, &tracked, target_of(&core, &target)).unwrap();
         let error = copy.pass().await.unwrap_err().to_string();
         assert!(error.contains("writing the target at byte 8192: no space left"), "{error}");
+    });
+}
+
+#[test]
+fn short_gaps_are_copied_along_once_they_may_be_data() {
+    Place::Sim.run("gaps", 512, |core, _| async move {
+        let source = Bdev::open(&core, "mem:1M").await.unwrap();
+        let target = Bdev::open(&core, "mem:1M").await.unwrap();
+        let tracked = source.tracked(&core, 4096).await.unwrap();
+        let channel = TaskChannel::new(&tracked, &core).unwrap();
+        let copy = Copy::new(&core, &tracked, target_of(&core, &target)).unwrap();
+        for bytes in [3 * 4096, 5 * 4096, 5 * 4096] {
+            // Two blocks are between the first two, and 16 before the third.
+            for block in [1, 4, 21] {
+                write(&core, &channel, block * 4096, 4096).await;
+            }
+            assert_eq!(copy.pass().await.unwrap(), bytes);
+        }
     });
 }
 
@@ -138,12 +144,8 @@ impl CopyTarget for ToAway {
 /// A copy of a device that is full of data.
 async fn copy_of_data(core: &Core, away: &Rc<Away>) -> Copy {
     let source = Bdev::open(core, "mem:1M").await.unwrap();
-    let channel = bdev::TaskChannel::new(&source, core).unwrap();
-    let mut buf = core.alloc(1 << 20).unwrap();
-    buf.fill(7);
-    let io =
-        bdev::BufIo { kind: bdev::Kind::Write, offset: 0, len: 1 << 20, at: 0, fua: false, tag: 0 };
-    assert_eq!(channel.run(io, Some(buf)).await.0, bdev::Status::Ok);
+    let channel = TaskChannel::new(&source, core).unwrap();
+    write(core, &channel, 0, 1 << 20).await;
     let tracked = source.tracked(core, 16384).await.unwrap();
     Copy::new(core, &tracked, Box::new(ToAway(away.clone()))).unwrap()
 }
@@ -232,7 +234,7 @@ fn others_get_their_turns_while_a_large_bitmap_is_read() {
             }
         });
         let _counting = counting.owned();
-        let channel = bdev::TaskChannel::new(&tracked, &core).unwrap();
+        let channel = TaskChannel::new(&tracked, &core).unwrap();
         for offset in [0, SIZE / 2, SIZE - 4096] {
             let io = bdev::BufIo {
                 kind: bdev::Kind::WriteZeroes { unmap: true },

@@ -929,7 +929,7 @@ impl Disks {
                     let written = per_second(written);
                     let half = u128::from(written) * u128::from(bytes) / (2 * u128::from(left));
                     let half = u64::try_from(half).unwrap_or(u64::MAX);
-                    let limit = half.clamp(written / 2, written / 4 * 3);
+                    let limit = half.clamp(written / 2, written - written / 4);
                     self.limit_writes(core, name, target, moving, limit);
                 }
                 continue;
