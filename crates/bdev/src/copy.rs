@@ -113,7 +113,7 @@ impl Copy {
         })
     }
 
-    /// The bytes that were copied so far, including those that were copied again.
+    /// The marked bytes that were copied so far, including those that were copied again.
     pub fn copied_bytes(&self) -> u64 {
         self.copied_bytes.get()
     }
@@ -224,7 +224,7 @@ impl Copy {
         Ok(())
     }
 
-    /// Copies what is marked. Returns the number of bytes. Suspends.
+    /// Copies what is marked. Returns the number of its bytes. Suspends.
     ///
     /// # Errors
     /// When one of the devices fails. What was marked may not be marked any more.
@@ -285,6 +285,7 @@ impl Copy {
                     return;
                 }
             }
+            self.copied_bytes.set(self.copied_bytes.get() + bytes);
             self.map.finish(taken);
             if mutant::is(Mutant::TakesMarksAfterCopy)
                 && let Some(later) = self.map.take(taken.first)
@@ -331,7 +332,6 @@ impl Copy {
         } else {
             self.target.write(offset, len, buf).await?;
         }
-        self.copied_bytes.set(self.copied_bytes.get() + len);
         Ok(())
     }
 

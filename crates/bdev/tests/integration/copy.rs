@@ -18,6 +18,14 @@ async fn write(core: &Core, channel: &TaskChannel, offset: u64, len: u32) {
     assert_eq!(channel.run(io, Some(buf)).await.0, Status::Ok);
 }
 
+/// The first byte of a block.
+async fn first_byte(core: &Core, channel: &TaskChannel, offset: u64) -> u8 {
+    let io = BufIo { kind: Kind::Read, offset, len: 4096, at: 0, fua: false, tag: 0 };
+    let (status, buf) = channel.run(io, Some(core.alloc(4096).unwrap())).await;
+    assert_eq!(status, Status::Ok);
+    buf.unwrap()[0]
+}
+
 #[test]
 fn a_copy_is_the_same_whatever_is_written_meanwhile() {
     for seed in 0..40 {
@@ -94,12 +102,19 @@ fn short_gaps_are_copied_along_once_they_may_be_data() {
         let tracked = source.tracked(&core, 4096).await.unwrap();
         let channel = TaskChannel::new(&tracked, &core).unwrap();
         let copy = Copy::new(&core, &tracked, target_of(&core, &target)).unwrap();
-        for bytes in [3 * 4096, 5 * 4096, 5 * 4096] {
-            // Two blocks are between the first two, and 16 before the third.
+        // Blocks of which the copy has not heard: 2 lies in a short gap, 12 in a long one.
+        let untold = TaskChannel::new(&source, &core).unwrap();
+        for block in [2, 12] {
+            write(&core, &untold, block * 4096, 4096).await;
+        }
+        let copied = TaskChannel::new(&target, &core).unwrap();
+        for short_gap in [0, 7] {
             for block in [1, 4, 21] {
                 write(&core, &channel, block * 4096, 4096).await;
             }
-            assert_eq!(copy.pass().await.unwrap(), bytes);
+            assert_eq!(copy.pass().await.unwrap(), 3 * 4096);
+            assert_eq!(first_byte(&core, &copied, 2 * 4096).await, short_gap);
+            assert_eq!(first_byte(&core, &copied, 12 * 4096).await, 0);
         }
     });
 }
