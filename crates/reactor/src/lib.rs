@@ -12,46 +12,34 @@
 // Under loom only the lock-free parts exist, and `tests/loom.rs` includes them by path.
 #![cfg(not(loom))]
 
-mod bell;
+mod channels;
 mod core;
 mod driver;
 mod flow;
-mod fork;
 mod idle;
-pub mod inbox;
 mod io;
 pub mod log;
-pub mod mailbox;
 mod memory;
-mod mesh;
 mod op;
-mod passed;
 mod poller;
-pub mod reply;
+mod process;
 mod runtime;
-mod signals;
 pub mod sim;
-pub mod sleep;
-pub mod spsc;
 mod stats;
-mod survivor;
 mod task;
 #[doc(hidden)]
 pub mod testing;
-mod time_slice;
 mod timer;
 mod wait;
-pub mod waiters;
-mod work;
 
-pub use bell::Bell;
+pub use channels::bell::Bell;
+pub use channels::{inbox, mailbox, reply, sleep, spsc, waiters};
 pub use core::{Core, JoinHandle, OtherProcess, OwnedTask, Sleep};
 pub use driver::{
     DirEntry, Extent, Image, ImageInfo, ImageLock, ImageOpening, LockGuard, Mode, Opening, Program,
     SharedFile, Space,
 };
 pub use flow::FlowReport;
-pub use fork::fork_generation;
 pub use idle::PollMode;
 pub use io::aio_abi;
 pub use io::eventfd::{EventFd, EventWatch};
@@ -70,15 +58,16 @@ pub use memory::guard::{Guard, losses};
 pub use memory::mapping::Mapping;
 pub use memory::prefetch::prefetch;
 pub use op::Part;
-pub use passed::passed_descriptors;
 pub use poller::{Poller, PollerSlot};
-pub use runtime::{DriverKind, RuntimeConfig, UPGRADE, block_signals, processors, run, signal};
+pub use process::fork::fork_generation;
+pub use process::passed::passed_descriptors;
+pub use process::processors::{processors, set_time_slice};
+pub use process::survivor::Survivor;
+pub use process::work::{Killed, killed_by, note_work_in, work_of, work_page};
+pub use runtime::{DriverKind, RuntimeConfig, UPGRADE, block_signals, run, signal};
 pub use stats::{CoreStats, Counter};
-pub use survivor::Survivor;
 pub use task::Class;
-pub use time_slice::set_time_slice;
 pub use wait::{
     Closed, Either, Elapsed, Event, Oneshot, OneshotReceiver, OneshotSender, Race, Timeout, Wait,
     join_all, oneshot, race, timeout,
 };
-pub use work::{Killed, killed_by, note_work_in, work_of, work_page};

@@ -14,6 +14,7 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
+use crate::channels::mesh::Mesh;
 use crate::core::{Core, CoreConfig};
 use crate::driver::epoll::EpollDriver;
 use crate::driver::host::Helpers;
@@ -22,7 +23,7 @@ use crate::driver::{Driver, UringDriver};
 use crate::flow::Board;
 use crate::idle::PollMode;
 use crate::log::Log;
-use crate::mesh::Mesh;
+use crate::process::processors::{pin, processors};
 use crate::task::Class;
 
 /// Which driver the cores use.
@@ -86,37 +87,6 @@ impl Default for RuntimeConfig {
             confined: false,
             log: None,
         }
-    }
-}
-
-/// The processors that this process may use, in order.
-pub fn processors() -> Vec<usize> {
-    // SAFETY: a plain C struct for which all zeroes is a valid value.
-    let mut set: libc::cpu_set_t = unsafe { std::mem::zeroed() };
-    // SAFETY: `set` is live and its size is given.
-    let done = unsafe { libc::sched_getaffinity(0, std::mem::size_of_val(&set), &raw mut set) };
-    if done != 0 {
-        return vec![0];
-    }
-    (0..libc::CPU_SETSIZE as usize)
-        // SAFETY: the index is below CPU_SETSIZE.
-        .filter(|&cpu| unsafe { libc::CPU_ISSET(cpu, &set) })
-        .collect()
-}
-
-fn pin(cpu: usize) {
-    // SAFETY: a plain C struct for which all zeroes is a valid value.
-    let mut set: libc::cpu_set_t = unsafe { std::mem::zeroed() };
-    if cpu >= libc::CPU_SETSIZE as usize {
-        return;
-    }
-    // SAFETY: the index is below CPU_SETSIZE; the set is live and its size is given.
-    let done = unsafe {
-        libc::CPU_SET(cpu, &mut set);
-        libc::sched_setaffinity(0, std::mem::size_of_val(&set), &raw const set)
-    };
-    if done != 0 {
-        tracing::warn!("cannot pin a core to processor {cpu}: {}", io::Error::last_os_error());
     }
 }
 

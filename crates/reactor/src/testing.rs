@@ -5,7 +5,8 @@ use std::cell::Cell;
 use std::future::Future;
 
 use crate::core::Core;
-use crate::runtime::{RuntimeConfig, processors, run};
+use crate::process::processors::processors;
+use crate::runtime::{RuntimeConfig, run};
 
 /// Runs `main` on one core with `memory` bytes for its buffers, and returns its result.
 ///

@@ -25,21 +25,21 @@ use loomable::proof::{find_every_mutant, list_is_complete, prove};
 
 #[path = "../src/memory/gate.rs"]
 mod gate;
-#[path = "../src/inbox.rs"]
+#[path = "../src/channels/inbox.rs"]
 mod inbox;
 #[path = "../src/log/lane.rs"]
 mod lane;
-#[path = "../src/mailbox.rs"]
+#[path = "../src/channels/mailbox.rs"]
 mod mailbox;
 #[path = "../src/memory/ranges.rs"]
 mod ranges;
-#[path = "../src/reply.rs"]
+#[path = "../src/channels/reply.rs"]
 mod reply;
-#[path = "../src/sleep.rs"]
+#[path = "../src/channels/sleep.rs"]
 mod sleep;
-#[path = "../src/spsc.rs"]
+#[path = "../src/channels/spsc.rs"]
 mod spsc;
-#[path = "../src/waiters.rs"]
+#[path = "../src/channels/waiters.rs"]
 mod waiters;
 
 use lane::Tickets;
@@ -951,12 +951,12 @@ fn every_mutant_is_found() {
 #[test]
 fn the_list_of_mutants_is_complete() {
     let sources = [
-        include_str!("../src/spsc.rs"),
-        include_str!("../src/sleep.rs"),
-        include_str!("../src/inbox.rs"),
-        include_str!("../src/reply.rs"),
-        include_str!("../src/waiters.rs"),
-        include_str!("../src/mailbox.rs"),
+        include_str!("../src/channels/spsc.rs"),
+        include_str!("../src/channels/sleep.rs"),
+        include_str!("../src/channels/inbox.rs"),
+        include_str!("../src/channels/reply.rs"),
+        include_str!("../src/channels/waiters.rs"),
+        include_str!("../src/channels/mailbox.rs"),
         include_str!("../src/memory/gate.rs"),
         include_str!("../src/memory/ranges.rs"),
         include_str!("../src/log/lane.rs"),

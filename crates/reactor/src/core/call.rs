@@ -5,7 +5,7 @@ use std::future::Future;
 use std::task::{Poll, Waker};
 
 use super::{Core, CoreState};
-use crate::mesh::Envelope;
+use crate::channels::mesh::Envelope;
 use crate::task::Class;
 
 /// Calls to other cores whose answer is pending.

@@ -41,6 +41,7 @@ use std::sync::Arc;
 
 use self::call::Calls;
 use self::operations::{Backlog, STAGED_FIRST};
+use crate::channels::mesh::Mesh;
 use crate::driver::remote::{self, CoreAddress, Inbox};
 use crate::driver::sim::SimDriver;
 use crate::driver::{Completion, Driver, Fd};
@@ -48,7 +49,6 @@ use crate::flow::{Board, Flow, FlowReport};
 use crate::idle::{Idle, PollMode};
 use crate::io::net::{Listener, Socket};
 use crate::memory::buf::{Buf, Pool, Promise};
-use crate::mesh::Mesh;
 use crate::op::Ops;
 use crate::poller::{PollerSlot, Pollers};
 use crate::stats::CoreStats;

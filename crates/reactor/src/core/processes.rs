@@ -132,7 +132,8 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::runtime::{DriverKind, RuntimeConfig, processors, run};
+    use crate::process::processors::processors;
+    use crate::runtime::{DriverKind, RuntimeConfig, run};
     use crate::wait::{Elapsed, timeout};
 
     #[test]

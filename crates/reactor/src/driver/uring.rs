@@ -441,11 +441,11 @@ mod tests {
     use std::os::unix::fs::OpenOptionsExt;
 
     use super::*;
+    use crate::channels::mesh::Mesh;
     use crate::core::{Core, CoreConfig};
     use crate::flow::Board;
     use crate::idle::PollMode;
     use crate::memory::buf::Buf;
-    use crate::mesh::Mesh;
     use crate::runtime::block_on;
 
     const READS: usize = 64;

@@ -19,8 +19,8 @@
 use std::sync::atomic::{AtomicUsize, Ordering, compiler_fence, fence};
 
 use crate::memory::ranges::{RangeSlot, RangeTable};
-use crate::signals::Place;
-use crate::work::note_death;
+use crate::process::signals::Place;
+use crate::process::work::note_death;
 
 static RANGES: RangeTable = RangeTable::new();
 static LOSSES: AtomicUsize = AtomicUsize::new(0);

@@ -22,7 +22,7 @@ use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU64, Ordering, compiler_fenc
 
 use crate::core::Core;
 use crate::memory::guard;
-use crate::signals::{Place, is_sent};
+use crate::process::signals::{Place, is_sent};
 
 /// Cores that have a place.
 const CORES_MAX: usize = 1023;

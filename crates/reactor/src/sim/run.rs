@@ -12,12 +12,12 @@ use std::task::{Context, Waker};
 use super::state::State;
 use super::trace::What;
 use super::world::{Beginning, Failure, FailureKind, Main, Process, ProcessState, World};
+use crate::channels::mesh::Mesh;
 use crate::core::{Core, CoreConfig, DRAIN_NS, JoinHandle};
 use crate::driver::remote::{CoreAddress, EndNotice, Remote};
 use crate::driver::{GATHER_NS, Wait, sim::SimDriver};
 use crate::flow::Board;
 use crate::inbox::Inbox;
-use crate::mesh::Mesh;
 use crate::runtime::PATIENCE_NS;
 use crate::task::Class;
 
