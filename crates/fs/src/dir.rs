@@ -221,13 +221,33 @@ impl Dir {
     /// # Errors
     /// The system's errors.
     pub async fn replace_small(&self, name: &str, bytes: &[u8]) -> io::Result<()> {
-        let draft = format!("{name}.dbtmp");
-        let file = self.create_or_empty(&draft, Mode::Buffered).await?;
+        self.draft_small(name, bytes).await?;
+        self.use_draft(name).await
+    }
+
+    /// The first step of [`Dir::replace_small`]: writes the new contents, durably, beside the file.
+    /// [`Dir::use_draft`] is the other one.
+    ///
+    /// # Errors
+    /// The system's errors. Then there is no draft to be used.
+    pub async fn draft_small(&self, name: &str, bytes: &[u8]) -> io::Result<()> {
+        let file = self.create_or_empty(&draft_of(name), Mode::Buffered).await?;
         let file = self.core.attach(&file);
         let mut buf = self.core.alloc_wait(bytes.len()).await?;
         buf.copy_from_slice(bytes);
         file.write_at(0, buf, bytes.len()).await.0?;
-        file.sync_data().await?;
-        self.rename(&draft, name).await
+        file.sync_data().await
     }
+
+    /// Replaces a small file by its draft. Durable after [`Dir::sync`].
+    ///
+    /// # Errors
+    /// The system's errors.
+    pub async fn use_draft(&self, name: &str) -> io::Result<()> {
+        self.rename(&draft_of(name), name).await
+    }
+}
+
+fn draft_of(name: &str) -> String {
+    format!("{name}.dbtmp")
 }

@@ -789,6 +789,8 @@ impl Disks {
                 Ok(Ok(copies)) => {
                     // The disk has the originals, so nothing is unmapped here.
                     drop(copies);
+                    let quiesced_us = (core.now_exact_ns() - began_ns) / 1000;
+                    tracing::debug!(disk = name, quiesced_us, "its guest waits");
                     then().await.map(|device| target.replace_device(device))
                 }
                 Ok(Err(why)) => Err(system(format!("disk {name} cannot be quiesced: {why}"))),
@@ -1029,8 +1031,12 @@ impl Disks {
             Err(Stop::Failed(error)) => return Err(Switch::Failed(error)),
             Err(_) => return Err(Switch::Later(system("the move ends"))),
         }
+        // Last, because a file system may write what it has noted of the copy, too.
+        resources.prepare_moved(spec).await;
         let fatal = Cell::new(false);
         let then = async || {
+            let began_ns = core.now_exact_ns();
+            let since_us = || (core.now_exact_ns() - began_ns) / 1000;
             let failed = |why: Error| {
                 fatal.set(true);
                 why
@@ -1046,11 +1052,14 @@ impl Disks {
                 moving.put_off.set(put_off.saturating_add(1));
                 return Err(system(format!("the guest of disk {} has written much", spec.name)));
             }
+            let rest_bytes = left;
+            let copied_us = Cell::new(0);
             let rest = async {
                 while left > 0 && !mutant::is(Mutant::SwitchesBeforeTheLastBlock) {
                     copy.pass().await?;
                     left = copy.count_left_bytes().await;
                 }
+                copied_us.set(since_us());
                 copy.flush().await
             };
             match timeout(core, SWITCH_NS, unless_stopped(moving, rest)).await {
@@ -1062,7 +1071,10 @@ impl Disks {
                     return Err(failed(system(what)));
                 }
             }
+            let durable_us = since_us();
             resources.moved(spec).await.inspect_err(|_| fatal.set(true))?;
+            let (disk, copied_us, stored_us) = (&spec.name, copied_us.get(), since_us());
+            tracing::debug!(disk, rest_bytes, copied_us, durable_us, stored_us, "it has moved");
             Ok(device.clone())
         };
         match self.swap(core, &spec.name, target, moving, then).await {

@@ -32,6 +32,8 @@ pub(crate) enum ToLauncher {
     OpenTarget { name: String },
     /// Forget that device.
     DropTarget { name: String },
+    /// It is about to be stored that the disk has moved there.
+    PrepareMoved { name: String },
     /// Store that the disk has moved there.
     Moved { name: String },
     /// Store how far a disk is on its way to another node, or from one.
@@ -42,6 +44,8 @@ pub(crate) enum ToLauncher {
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         limits: Vec<LimitChange>,
     },
+    /// That is about to be stored, without limits.
+    PrepareTransfer { name: String, transfer: Transfer },
     /// Begin a connection to the node to which a disk goes: its descriptor.
     Dial { name: String },
     /// The socket at which disks of other nodes come: its descriptor.

@@ -353,6 +353,9 @@ impl Disks {
                 core.sleep_ns(AGAIN_NS).await;
                 continue;
             };
+            if let Some(Transfer::Whole { id, writes_through, .. }) = self.transfer(name) {
+                self.begin_to_prepare(core, name, Transfer::Begun { id, writes_through });
+            }
             let other = self.changed.wait_until(|| self.ended.get() || !is_whole());
             race(other, target.until_front_end(FrontEnd::is_running)).await;
             let _decides = self.decide(name).await;

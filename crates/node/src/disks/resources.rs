@@ -144,6 +144,13 @@ impl LocalResources {
         }
     }
 
+    /// Does what can be done of [`LocalResources::moved`] before the disk has moved. Suspends.
+    pub async fn prepare_moved(&self, spec: &DiskSpec) {
+        if let Some(state) = &self.state {
+            state.prepare_disk(spec).await;
+        }
+    }
+
     /// Stores that a disk has moved. Suspends until that is durable or, if it fails, until the
     /// state directory certainly has the old device.
     pub async fn moved(&self, spec: &DiskSpec) -> Result<(), Error> {
@@ -189,6 +196,13 @@ impl LocalResources {
         let stored = state.keep_transfer(name, transfer, limits).await;
         self.out_of_doubt(name).await;
         stored.map_err(system)
+    }
+
+    /// Does what can be done of [`LocalResources::keep_transfer`] before. Suspends.
+    pub async fn prepare_transfer(&self, name: &str, transfer: &Transfer) {
+        if let Some(state) = &self.state {
+            state.prepare_transfer(name, transfer).await;
+        }
     }
 
     /// Suspends while the state directory may have another device of a disk than it should.
@@ -437,6 +451,18 @@ impl Resources {
         }
     }
 
+    /// Does what can be done of [`Resources::moved`] while the guest need not wait. Suspends.
+    pub async fn prepare_moved(&self, spec: &DiskSpec) {
+        match self {
+            Resources::Local(local, _) => local.prepare_moved(spec).await,
+            Resources::Launcher(channel, ..) => {
+                let prepare = ToLauncher::PrepareMoved { name: spec.name.clone() };
+                // A launcher of another version may not know it.
+                let _ = channel.ask(&prepare, &[]).await;
+            }
+        }
+    }
+
     /// Stores that a disk has moved to the device that was opened for it. Suspends until that is
     /// durable.
     ///
@@ -469,6 +495,19 @@ impl Resources {
                 let (name, transfer) = (name.to_owned(), transfer.cloned());
                 let keep = ToLauncher::KeepTransfer { name, transfer, limits: limits.to_vec() };
                 channel.ask(&keep, &[]).await.map(drop)
+            }
+        }
+    }
+
+    /// Does what can be done of [`Resources::keep_transfer`] while no guest waits. Suspends.
+    pub async fn prepare_transfer(&self, name: &str, transfer: &Transfer) {
+        match self {
+            Resources::Local(local, _) => local.prepare_transfer(name, transfer).await,
+            Resources::Launcher(channel, ..) => {
+                let (name, transfer) = (name.to_owned(), transfer.clone());
+                let prepare = ToLauncher::PrepareTransfer { name, transfer };
+                // A launcher of another version may not know it.
+                let _ = channel.ask(&prepare, &[]).await;
             }
         }
     }

@@ -141,6 +141,15 @@ impl Disks {
         Ok(())
     }
 
+    /// Begins to do what can be done before that is stored.
+    pub(super) fn begin_to_prepare(&self, core: &Core, name: &str, transfer: Transfer) {
+        let Ok(resources) = self.resources().cloned() else { return };
+        let name = name.to_owned();
+        core.spawn(Class::Control, async move {
+            resources.prepare_transfer(&name, &transfer).await;
+        });
+    }
+
     /// Refuses what cannot be done to a disk that is not here.
     pub(super) fn unless_elsewhere(&self, name: &str) -> Result<(), Error> {
         match self.transfer(name).as_ref().and_then(Transfer::text) {
@@ -370,6 +379,8 @@ impl Disks {
             Ok(())
         };
         let mut rest = pin!(told_if_slow(core, name, &sending.to, rest));
+        let given = Transfer::Given { id: sending.id, to: sending.to.clone() };
+        self.begin_to_prepare(core, name, given.clone());
         let goes_on = async {
             let runs = target.until_front_end(FrontEnd::is_running);
             race(runs, moving.until_stopped()).await;
@@ -390,8 +401,6 @@ impl Disks {
                 Err(later("the other node was started again"))
             }
             Either::Second(Ok(())) => {
-                let Sending { id, to, .. } = sending;
-                let given = Transfer::Given { id: *id, to: to.clone() };
                 sending.sender.gives(true);
                 self.keep_transfer(name, Some(given)).await.map_err(Switch::Failed)
             }

@@ -88,7 +88,12 @@ impl Launcher {
                         launcher.answer_beside(&node, question, false);
                         continue;
                     }
-                    Ok(ToLauncher::Moved { .. } | ToLauncher::KeepTransfer { .. }) => {
+                    Ok(
+                        ToLauncher::PrepareMoved { .. }
+                        | ToLauncher::Moved { .. }
+                        | ToLauncher::PrepareTransfer { .. }
+                        | ToLauncher::KeepTransfer { .. },
+                    ) => {
                         launcher.answer_beside(&node, question, true);
                         continue;
                     }
@@ -256,16 +261,23 @@ impl Launcher {
                 self.targets.borrow_mut().remove(&name);
                 json_answer(&())
             }
+            ToLauncher::PrepareMoved { name } => {
+                self.resources.prepare_moved(&self.target(&name)?).await;
+                json_answer(&())
+            }
             ToLauncher::Moved { name } => {
-                let spec = self.targets.borrow().get(&name).map(|to| to.spec.clone());
-                let spec = spec.ok_or_else(|| unasked(&name, "moved"))?;
-                self.resources.moved(&spec).await?;
+                self.resources.moved(&self.target(&name)?).await?;
                 let to = self.targets.borrow_mut().remove(&name);
                 if let (Some(to), Some(open)) = (to, self.open.borrow_mut().get_mut(&name)) {
                     (open.spec, open.holes, open.memory) = (to.spec, to.holes, to.memory);
                     open.line = to.line;
                     self.store.iter().for_each(|store| open.keep_in(&self.core, store));
                 }
+                json_answer(&())
+            }
+            ToLauncher::PrepareTransfer { name, transfer } => {
+                self.check_transfer(&name, Some(&transfer))?;
+                self.resources.prepare_transfer(&name, &transfer).await;
                 json_answer(&())
             }
             ToLauncher::KeepTransfer { name, transfer, limits } => {
@@ -383,6 +395,12 @@ impl Launcher {
             Order::Send { name: sent, to } if sent == name => Some(to.clone()),
             _ => None,
         })
+    }
+
+    /// The disk, with the device to which it is being moved.
+    fn target(&self, name: &str) -> Result<DiskSpec, Error> {
+        let spec = self.targets.borrow().get(name).map(|to| to.spec.clone());
+        spec.ok_or_else(|| unasked(name, "moved"))
     }
 
     /// A node only continues what operators have begun: it cannot choose where disks go.

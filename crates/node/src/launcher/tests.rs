@@ -131,6 +131,9 @@ fn a_node_gets_what_an_operator_has_named_and_nothing_else() {
         // A named disk is not stored or forgotten without an order either.
         nobody(r#"{"ask":"keep","name":"asked"}"#).await;
         nobody(r#"{"ask":"forget","name":"asked"}"#).await;
+        nobody(r#"{"ask":"prepare-moved","name":"asked"}"#).await;
+        let begun = r#"{"stage":"begun","id":1,"writes_through":false}"#;
+        nobody(&format!(r#"{{"ask":"prepare-transfer","name":"asked","transfer":{begun}}}"#)).await;
 
         // An operator's order applies to its disk, while it is being run.
         let order = Order::Attach { disk: disk(&root, "later"), incoming: false };
