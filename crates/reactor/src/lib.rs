@@ -53,6 +53,7 @@ pub use io::unix::{
 };
 pub use io::watch::Watch;
 pub use io::write::{SyncData, WriteAt};
+pub use memory::background::{drop_in_background, is_background_full, unmap, until_dropped};
 pub use memory::buf::{BUF_ALIGN, BUF_MAX, Buf, Held, Pool, Promise, SharedBuf, Slice, Spare};
 pub use memory::guard::{Guard, losses};
 pub use memory::mapping::Mapping;

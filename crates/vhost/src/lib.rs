@@ -17,7 +17,6 @@ mod target;
 mod tests;
 
 pub use memory::account::NoRoom;
-pub use memory::background::{drop_in_background, is_full as is_background_full};
 pub use memory::dirty::DirtyLog;
 pub use memory::{Area, GuestMemory, MemoryError, REGIONS_MAX, RegionInfo};
 pub use protocol::{config, handover, kept, message, ring_state, session};

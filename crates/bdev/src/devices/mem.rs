@@ -29,7 +29,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use reactor::{Class, Core, Extent};
+use reactor::{Class, Core, Extent, drop_in_background};
 
 use crate::devices::pages::Pages;
 use crate::error::{Error, ErrorKind};
@@ -65,7 +65,22 @@ pub(crate) struct MemDevice {
     base: *mut u8,
     /// The largest size in bytes that the device can have; a multiple of the page.
     reserved: usize,
-    file: OwnedFd,
+    /// `Some` until it is dropped.
+    file: Option<OwnedFd>,
+}
+
+/// What a device has used: its mapping's address and length, and its file. If nobody else has the
+/// file open, closing it frees all of its pages.
+struct Used(*mut u8, usize, #[expect(dead_code, reason = "it is closed last")] Option<OwnedFd>);
+
+// SAFETY: a mapping belongs to the process, and no other owner has this one's address.
+unsafe impl Send for Used {}
+
+impl Drop for Used {
+    fn drop(&mut self) {
+        // SAFETY: the mapping made in `map`; no channel is left, because each holds the device.
+        unsafe { reactor::unmap(self.0, self.1) };
+    }
 }
 
 /// A channel's part of a device in memory: the huge pages that it has filled, and that wait to be
@@ -299,7 +314,7 @@ impl MemDevice {
             libc::madvise(base, reserved, libc::MADV_HUGEPAGE);
             libc::madvise(base, len, libc::MADV_DONTDUMP);
         }
-        Ok(MemDevice { base: base.cast(), reserved, file })
+        Ok(MemDevice { base: base.cast(), reserved, file: Some(file) })
     }
 
     /// A field of the last page.
@@ -327,7 +342,7 @@ impl MemDevice {
 
     /// The file from which another process takes the device over.
     pub fn descriptor(&self) -> BorrowedFd<'_> {
-        self.file.as_fd()
+        self.file.as_ref().expect("it is taken by drop only").as_fd()
     }
 
     pub fn geometry(&self, size_bytes: u64, block_size: u32) -> Geometry {
@@ -554,8 +569,8 @@ impl MemDevice {
 
 impl Drop for MemDevice {
     fn drop(&mut self) {
-        // SAFETY: the mapping made in `map`; no channel is left, because each holds the device.
-        unsafe { libc::munmap(self.base.cast(), file_bytes(self.reserved as u64) as usize) };
+        let len = file_bytes(self.reserved as u64) as usize;
+        drop_in_background(Used(self.base, len, self.file.take()));
     }
 }
 
@@ -577,7 +592,7 @@ mod tests {
         // SAFETY: an all-zero `stat` is a valid value, and the call gets a live one.
         unsafe {
             let mut stat: libc::stat = std::mem::zeroed();
-            assert_eq!(libc::fstat(device.file.as_raw_fd(), &raw mut stat), 0);
+            assert_eq!(libc::fstat(device.descriptor().as_raw_fd(), &raw mut stat), 0);
             stat.st_blocks as u64 * 512
         }
     }
@@ -605,7 +620,8 @@ mod tests {
         );
         assert_eq!(resident(&device), written);
         // The process that takes the file over sees the same.
-        let (next, known) = MemDevice::take(device.file.try_clone().unwrap()).unwrap();
+        let (next, known) =
+            MemDevice::take(device.descriptor().try_clone_to_owned().unwrap()).unwrap();
         assert_eq!(known, size);
         request(Kind::Read, 1 << 20, &mut memory, &next);
         assert_eq!((memory[at - 1], memory[at], resident(&next)), (0, 1, written));

@@ -461,25 +461,28 @@ mod tests {
         reactor::run(&config, move |core| {
             let there = there.clone();
             async move {
-                let stored = || parse(&std::fs::read(there.join(FILE)).unwrap()).unwrap().disks;
+                let stored = async || {
+                    let dir = Dir::new(&core, &there);
+                    parse(&dir.read_small(FILE, BYTES_MAX).await.unwrap()).unwrap().disks
+                };
                 let drafted = || there.join(format!("{FILE}.dbtmp")).exists();
                 let state = State::open(&core, &there).await.unwrap();
                 state.keep_disk(&disk("a")).await.unwrap();
                 state.prepare_disk(&disk("b")).await;
-                assert_eq!((stored(), drafted()), (vec![disk("a")], true));
+                assert_eq!((stored().await, drafted()), (vec![disk("a")], true));
                 drop(state);
 
                 let state = State::open(&core, &there).await.unwrap();
                 assert_eq!(state.disks(), [disk("a")]);
                 state.keep_disk(&disk("c")).await.unwrap();
-                assert_eq!((stored(), drafted()), (vec![disk("a"), disk("c")], false));
+                assert_eq!((stored().await, drafted()), (vec![disk("a"), disk("c")], false));
                 state.prepare_disk(&disk("d")).await;
                 state.keep_disk(&disk("d")).await.unwrap();
-                assert_eq!((stored().len(), drafted()), (3, false));
+                assert_eq!((stored().await.len(), drafted()), (3, false));
                 let incoming = Transfer::Incoming { id: Some(7), limited: false };
                 state.prepare_transfer("d", &incoming).await;
                 state.forget_disk("c", Path::new("/run/c.sock")).await.unwrap();
-                assert_eq!((stored(), drafted()), (vec![disk("a"), disk("d")], false));
+                assert_eq!((stored().await, drafted()), (vec![disk("a"), disk("d")], false));
                 state.keep_transfer("d", Some(&incoming), &[]).await.unwrap();
                 drop(state);
                 let state = State::open(&core, &there).await.unwrap();

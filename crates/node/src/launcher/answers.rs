@@ -1,13 +1,14 @@
 //! The answers to a node's questions.
 
 use std::net::Shutdown;
+use std::ops::Deref;
 use std::os::fd::OwnedFd;
 use std::rc::Rc;
 
 use bdev::Parts;
 use nix::sys::wait::{Id, WaitPidFlag, WaitStatus, waitid};
 use nix::unistd::Pid;
-use reactor::{Class, Core, OtherProcess, timeout};
+use reactor::{Class, Core, OtherProcess, drop_in_background, timeout};
 
 use super::Launcher;
 use super::child::Child;
@@ -32,12 +33,39 @@ const OPENING_MAX: usize = 2 * DISKS_MAX;
 /// Maximum length of a question in bytes.
 const QUESTION_BYTES_MAX: usize = 64 << 10;
 
+/// The descriptors of a device that is memory, or none. The last one frees its pages, which takes
+/// long.
+#[derive(Default)]
+pub(super) struct DeviceMemory(Vec<OwnedFd>);
+
+impl DeviceMemory {
+    pub(super) fn new(descriptors: Vec<OwnedFd>) -> DeviceMemory {
+        DeviceMemory(descriptors)
+    }
+}
+
+impl Deref for DeviceMemory {
+    type Target = [OwnedFd];
+
+    fn deref(&self) -> &[OwnedFd] {
+        &self.0
+    }
+}
+
+impl Drop for DeviceMemory {
+    fn drop(&mut self) {
+        if !self.0.is_empty() {
+            drop_in_background(std::mem::take(&mut self.0));
+        }
+    }
+}
+
 /// A disk that a node has, or had when it died.
 pub(super) struct OpenDisk {
     pub(super) spec: DiskSpec,
     pub(super) holes: Option<bool>,
-    /// The descriptors of its device, if that is memory: it outlives the node.
-    pub(super) memory: Vec<OwnedFd>,
+    /// It outlives the node.
+    pub(super) memory: DeviceMemory,
     /// The end of the line on which the node's device asks for connections: [`bdev::serve_line`].
     pub(super) line: Option<OwnedFd>,
     pub(super) door: Rc<FrontDoor>,
@@ -46,8 +74,8 @@ pub(super) struct OpenDisk {
 impl OpenDisk {
     /// Keeps it for the next launcher.
     pub(super) fn keep_in(&self, core: &Core, store: &Rc<Store>) {
-        let kept = copies(&self.memory)
-            .and_then(|memory| Kept::new(core, store, &self.spec, self.holes, memory));
+        let kept = copies(&self.memory).map(DeviceMemory::new);
+        let kept = kept.and_then(|memory| Kept::new(core, store, &self.spec, self.holes, memory));
         match kept {
             Ok(kept) => self.door.keep_in(kept),
             Err(error) => {
@@ -62,7 +90,7 @@ pub(super) struct MoveTarget {
     pub(super) spec: DiskSpec,
     pub(super) holes: Option<bool>,
     /// As in [`OpenDisk`].
-    pub(super) memory: Vec<OwnedFd>,
+    pub(super) memory: DeviceMemory,
     pub(super) line: Option<OwnedFd>,
 }
 
@@ -535,10 +563,10 @@ impl Launcher {
 }
 
 /// The descriptors of a device that is memory, which outlives the node.
-fn memory_of(spec: &DiskSpec, descriptors: &[OwnedFd]) -> std::io::Result<Vec<OwnedFd>> {
+fn memory_of(spec: &DiskSpec, descriptors: &[OwnedFd]) -> std::io::Result<DeviceMemory> {
     match bdev::image_of(&spec.uri).is_some() || bdev::is_remote(&spec.uri) {
-        true => Ok(Vec::new()),
-        false => copies(descriptors),
+        true => Ok(DeviceMemory::default()),
+        false => copies(descriptors).map(DeviceMemory::new),
     }
 }
 

@@ -16,7 +16,7 @@ use nix::unistd::{Pid, execve};
 use reactor::{Core, Event, UnixListener};
 use serde::{Deserialize, Serialize};
 
-use super::answers::{MoveTarget, OpenDisk, copies, serve_line};
+use super::answers::{DeviceMemory, MoveTarget, OpenDisk, copies, serve_line};
 use super::child::{Child, Role, spawn};
 use super::front_door::{DoorState, FrontDoor};
 use super::poison::Poison;
@@ -147,10 +147,10 @@ fn parted(
     mut descriptors: Vec<OwnedFd>,
     memory: usize,
     line: bool,
-) -> (Vec<OwnedFd>, Option<OwnedFd>, Vec<OwnedFd>) {
+) -> (DeviceMemory, Option<OwnedFd>, Vec<OwnedFd>) {
     let mut rest = descriptors.split_off(memory.min(descriptors.len()));
     let line = (line && !rest.is_empty()).then(|| rest.remove(0));
-    (descriptors, line, rest)
+    (DeviceMemory::new(descriptors), line, rest)
 }
 
 /// A disk of the estate.

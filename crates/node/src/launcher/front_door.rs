@@ -133,7 +133,7 @@ impl Session {
         match self.keeper.take(&bytes, descriptors) {
             Ok(Taken::Released(gone)) => {
                 self.told &= self.keeper.is_open();
-                vhost::drop_in_background(gone);
+                reactor::drop_in_background(gone);
             }
             Ok(Taken::Close) => self.close(),
             Err(why) => {
@@ -197,7 +197,7 @@ impl Session {
 impl Drop for Session {
     fn drop(&mut self) {
         // The launcher may be the last that has the memory of the machine.
-        vhost::drop_in_background(std::mem::take(&mut self.keeper));
+        reactor::drop_in_background(std::mem::take(&mut self.keeper));
     }
 }
 
@@ -569,7 +569,7 @@ impl FrontDoor {
         bytes: &mut Vec<u8>,
         most: usize,
     ) -> io::Result<(usize, Vec<OwnedFd>)> {
-        while vhost::is_background_full() {
+        while reactor::is_background_full() {
             self.core.sleep_ns(ROOM_NS).await;
         }
         loop {
@@ -602,7 +602,7 @@ impl FrontDoor {
                     Ok(count) => {
                         self.kept.borrow().iter().for_each(|kept| kept.sent(count));
                         attempts = 0;
-                        vhost::drop_in_background(session.keeper.sent(count));
+                        reactor::drop_in_background(session.keeper.sent(count));
                     }
                     Err(error) if error.kind() != io::ErrorKind::WouldBlock => {
                         return session.end();

@@ -21,12 +21,13 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::rc::Rc;
 
 use nix::sys::memfd::{MFdFlags, memfd_create};
-use reactor::{Core, UnixPackets};
+use reactor::{Core, UnixPackets, drop_in_background};
 use sd_notify::NotifyState;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use vhost::kept::PACKET_BYTES_MAX;
 
+use super::answers::DeviceMemory;
 use super::front_door::DoorState;
 use crate::disks::spec::DiskSpec;
 
@@ -78,7 +79,7 @@ pub(super) struct Left {
     pub(super) spec: DiskSpec,
     pub(super) holes: Option<bool>,
     /// The descriptors of its device.
-    pub(super) memory: Vec<OwnedFd>,
+    pub(super) memory: DeviceMemory,
     pub(super) door: (DoorState, Vec<OwnedFd>),
     /// What has happened since.
     pub(super) changes: Vec<Change>,
@@ -211,6 +212,7 @@ fn read(core: &Core, number: u64, descriptor: OwnedFd) -> Result<Left, String> {
         );
         door.close();
     }
+    let memory = DeviceMemory::new(memory);
     Ok(Left { spec, holes, memory, door: (door, of_door), changes, number })
 }
 
@@ -220,7 +222,7 @@ pub(super) struct Kept {
     number: u64,
     spec: DiskSpec,
     holes: Option<bool>,
-    memory: Vec<OwnedFd>,
+    memory: DeviceMemory,
     /// Where packets are put, and the end from which they are taken, which the store has, too.
     to: UnixPackets,
     from: UnixPackets,
@@ -240,7 +242,7 @@ impl Kept {
         store: &Rc<Store>,
         spec: &DiskSpec,
         holes: Option<bool>,
-        memory: Vec<OwnedFd>,
+        memory: DeviceMemory,
     ) -> io::Result<Kept> {
         let (to, from) = UnixPackets::pair()?;
         Ok(Kept {
@@ -317,7 +319,7 @@ impl Kept {
         for _ in 0..count {
             match self.from.try_recv(PACKET_BYTES_MAX) {
                 // It may be the last that has the memory of a machine.
-                Ok((_, descriptors)) => vhost::drop_in_background(descriptors),
+                Ok((_, descriptors)) => drop_in_background(descriptors),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                     return self.count.set(0);
                 }
@@ -334,7 +336,7 @@ impl Kept {
         let mut text = File::from(text);
         text.write_all(&serde_json::to_vec(record)?)?;
         let text = OwnedFd::from(text);
-        let all = [&text].into_iter().chain(&self.memory).map(AsFd::as_fd);
+        let all = [&text].into_iter().chain(self.memory.iter()).map(AsFd::as_fd);
         let all: Vec<_> = all.chain(of_door.iter().copied()).collect();
         let mut parts = all.chunks(TOGETHER_MAX).peekable();
         while let Some(part) = parts.next() {
@@ -391,7 +393,7 @@ mod tests {
             let spec: DiskSpec = "name=a uri=null:1G socket=/a.sock".parse().unwrap();
             let some = memfd_create(c"some", MFdFlags::empty()).unwrap();
             let after = |steps: usize| {
-                let memory = vec![some.try_clone().unwrap()];
+                let memory = DeviceMemory::new(vec![some.try_clone().unwrap()]);
                 let kept = Kept::new(&core, &store, &spec, None, memory).unwrap();
                 (0..steps).for_each(|nth| step(&kept, nth, &some));
                 assert!(kept.count.get() < 8, "{} packets", kept.count.get());

@@ -7,7 +7,7 @@ use nix::sys::wait::waitpid;
 use nix::unistd::Pid;
 use reactor::{OtherProcess, Program};
 
-use super::answers::MoveTarget;
+use super::answers::{DeviceMemory, MoveTarget};
 use super::child::{Role, spawn};
 use super::*;
 use crate::admin::{Commands, Request};
@@ -247,7 +247,7 @@ fn patience_with_one_disk_delays_nothing_else() {
 /// A device that is memory, to which a disk is being moved.
 fn target(root: &Path, uri: &str) -> MoveTarget {
     let spec = DiskSpec { uri: uri.to_owned(), ..disk(root, "asked") };
-    MoveTarget { spec, holes: Some(true), memory: Vec::new(), line: None }
+    MoveTarget { spec, holes: Some(true), memory: DeviceMemory::default(), line: None }
 }
 
 #[test]

@@ -35,8 +35,9 @@ use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::rc::Rc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 use kv::{Door, Server, Shard};
 use lsm::{Db, Reader};
@@ -61,6 +62,9 @@ use crate::upgrade::{self, Upgrader, line_to_predecessor};
 
 /// How long clients may take to receive replies in flight when the node stops.
 const GRACE_NS: u64 = 5_000_000_000;
+/// How long a process that has handed over may take to unmap memory before it ends; less than its
+/// launcher waits for its end.
+const ENDS_BESIDE: Duration = Duration::from_millis(500);
 
 /// What a node reports when it is ready.
 #[derive(Clone, Debug)]
@@ -110,6 +114,8 @@ struct NodeState {
     doors: Vec<OnceLock<OwnedFd>>,
     /// The number of cores whose connections have ended.
     ended: AtomicUsize,
+    /// A successor has the disks.
+    has_successor: AtomicBool,
     failed: OnceLock<Error>,
 }
 
@@ -176,6 +182,7 @@ pub fn serve(
         listening: AtomicUsize::new(0),
         doors: (0..cores * DOORS_MAX).map(|_| OnceLock::new()).collect(),
         ended: AtomicUsize::new(0),
+        has_successor: AtomicBool::new(false),
         failed: OnceLock::new(),
     });
     let shared = node.clone();
@@ -190,6 +197,10 @@ pub fn serve(
         }
     })
     .map_err(|error| Error::new(Kind::System, format!("cannot start the cores: {error}")))?;
+    if node.has_successor.load(Ordering::Relaxed) {
+        // On its processors, where the guests would wait for the end of this process.
+        reactor::until_dropped(ENDS_BESIDE);
+    }
     match node.failed.get() {
         Some(error) => Err(error.clone()),
         None => Ok(()),
@@ -212,11 +223,14 @@ async fn serve_core(
     };
     let served = serve_clients(core, node, on_ready, shard.clone(), first).await;
     let mut closed = Ok(());
+    let has_successor = matches!(&served, Ok(Some(ending)) if ending.disks.have_left());
+    if has_successor {
+        node.has_successor.store(true, Ordering::Relaxed);
+    }
     if let Some(shard) = shard {
         // Other cores may still wait for the shard's answers.
         let ended = || node.ended.load(Ordering::Acquire);
         node.phases.until(core.id(), || ended() >= node.listening.load(Ordering::Acquire)).await;
-        let has_successor = matches!(&served, Ok(Some(ending)) if ending.disks.have_left());
         closed = if has_successor { shard.hand_over().await } else { shard.close().await };
     }
     if let Some(ending) = served? {

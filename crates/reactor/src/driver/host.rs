@@ -26,6 +26,7 @@ use super::{
     DirEntry, Extent, Fd, HostFile, Image, ImageInfo, ImageLock, ImageOpening, MetaOp, MetaOut,
     Mode, Opening, SharedFile, Space,
 };
+use crate::memory::background;
 
 type Job = Box<dyn FnOnce() + Send>;
 
@@ -67,6 +68,7 @@ impl Helpers {
             })?);
         }
         helpers.images.start_one()?;
+        background::start_early();
         Ok(helpers)
     }
 

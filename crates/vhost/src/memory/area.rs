@@ -6,10 +6,9 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
 
-use reactor::Guard;
+use reactor::{Guard, drop_in_background};
 
 use crate::memory::account::{Account, Entry};
-use crate::memory::background::drop_in_background;
 use crate::memory::error::MemoryError;
 #[cfg(test)]
 use crate::memory::faults;
@@ -158,7 +157,7 @@ impl Drop for UnusedPages {
     fn drop(&mut self) {
         // SAFETY: the mapping was that of `Pages`. Every pointer into it belongs to a holder of
         // `Pages`, and all holders are gone.
-        unsafe { libc::munmap(self.0.as_ptr().cast(), self.1) };
+        unsafe { reactor::unmap(self.0.as_ptr(), self.1) };
     }
 }
 

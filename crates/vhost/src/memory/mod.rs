@@ -16,13 +16,12 @@
 //! [`Area::is_lost`]). Check this whenever [`reactor::losses`] has changed, before acting on what
 //! was read and before reporting what was written.
 //!
-//! `account` limits what front ends can map, and `background` unmaps it. `area` maps files,
+//! `account` limits what front ends can map. `area` maps files,
 //! `guest` makes tables of their regions, and `dirty` is the dirty log. Of the other rooms this
 //! one uses only `protocol::message`, for the numbers of a region.
 
 pub(crate) mod account;
 mod area;
-pub(crate) mod background;
 pub(crate) mod dirty;
 mod error;
 #[cfg(test)]

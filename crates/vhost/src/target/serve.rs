@@ -2,9 +2,8 @@
 
 use std::os::fd::OwnedFd;
 
-use reactor::{Either, race};
+use reactor::{Either, drop_in_background, race};
 
-use crate::memory::background::drop_in_background;
 use crate::protocol::handover::DiskState;
 use crate::target::connection::{Connection, End, Refused};
 use crate::target::door::Door;

@@ -4,11 +4,10 @@ use std::collections::VecDeque;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
-use reactor::UnixSocket;
+use reactor::{UnixSocket, drop_in_background};
 
 use super::rings::event;
 use super::{Connection, Refused};
-use crate::memory::background::drop_in_background;
 use crate::memory::dirty::DirtyLog;
 use crate::memory::{GuestMemory, MemoryError, RegionInfo};
 use crate::protocol::message::{InflightInfo, LogInfo};
@@ -18,7 +17,7 @@ use crate::target::log_limit::LogPermit;
 use crate::target::queue::Command;
 
 /// Interval of checks whether old memory is unmapped, and their number: one minute in all. Other
-/// cores and the thread of `memory::background` release it, so there is no event to wait for.
+/// cores and the thread of [`drop_in_background`] release it, so there is no event to wait for.
 const OLD_MEMORY_NS: u64 = 5_000_000;
 const OLD_MEMORY_CHECKS: u32 = 12_000;
 

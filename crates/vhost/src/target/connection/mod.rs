@@ -11,9 +11,8 @@ use std::future::pending;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::Arc;
 
-use reactor::{Either, UnixSocket, race};
+use reactor::{Either, UnixSocket, drop_in_background, is_background_full, race};
 
-use crate::memory::background::{self, drop_in_background};
 use crate::memory::dirty::DirtyLog;
 use crate::memory::{GuestMemory, account};
 use crate::protocol::config::SECTOR_BYTES;
@@ -28,7 +27,7 @@ use crate::target::observer::FailedFlushes;
 use crate::target::queue::{Command, RingEnd, RingHandle};
 use crate::target::{FrontEnd, Order, Target};
 
-/// Interval of checks whether `memory::background` has room, in nanoseconds. It is a thread, so
+/// Interval of checks whether [`drop_in_background`] has room, in nanoseconds. It is a thread, so
 /// there is no event to wait for.
 const FULL_NS: u64 = 1_000_000;
 
@@ -434,7 +433,7 @@ impl<'a> Connection<'a> {
         drop_in_background(kept);
         let core = &self.target.core;
         let room = async {
-            while background::is_full() {
+            while is_background_full() {
                 core.sleep_ns(FULL_NS).await;
             }
         };
