@@ -29,6 +29,8 @@ const WORKS: Duration = Duration::from_micros(100);
 const PAUSES: Duration = Duration::from_micros(100);
 /// The shortest piece that is unmapped at once: a huge page.
 const PIECE_MIN: usize = 2 << 20;
+/// Mappings that are not longer are not cut into pieces.
+const WHOLE_MAX: usize = 8 << 20;
 
 type Thing = Box<dyn Send>;
 
@@ -78,7 +80,7 @@ pub(crate) fn start_early() {
 #[expect(clippy::disallowed_methods, reason = "this thread is no core")]
 pub unsafe fn unmap(base: *mut u8, len: usize) {
     let (mut at, mut piece, mut worked) = (0, PIECE_MIN, Duration::ZERO);
-    while IS_HERE.get() && at < len {
+    while len > WHOLE_MAX && IS_HERE.get() && at < len {
         let part = piece.min(len - at);
         let began = Instant::now();
         // Memory that cannot be given back in parts is unmapped below. SAFETY: a part of the

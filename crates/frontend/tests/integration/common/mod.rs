@@ -56,6 +56,7 @@ impl Daemon {
     /// Serves the block device that the daemon's options describe.
     pub fn start(socket: &Path, blockdev: &str, export: &str) -> Daemon {
         let _ = std::fs::remove_file(socket);
+        let before = listeners(socket);
         let mut child = Command::new("qemu-storage-daemon")
             .arg("--blockdev")
             .arg(blockdev)
@@ -68,7 +69,8 @@ impl Daemon {
             .spawn()
             .expect("qemu-storage-daemon is needed (Debian's qemu-system-common)");
         let end = Instant::now() + Duration::from_secs(20);
-        while !socket.exists() {
+        // Its name is there before it listens.
+        while listeners(socket) == before {
             assert_eq!(child.try_wait().unwrap(), None, "the daemon ended");
             assert!(Instant::now() < end, "the daemon does not listen");
             std::thread::sleep(Duration::from_millis(5));
@@ -79,6 +81,16 @@ impl Daemon {
     pub fn pid(&self) -> i32 {
         self.child.id() as i32
     }
+}
+
+/// How many sockets listen that have, or had, this name.
+fn listeners(socket: &Path) -> usize {
+    let sockets = std::fs::read_to_string("/proc/net/unix").unwrap();
+    let is_one = |line: &&str| {
+        let fields: Vec<_> = line.split_whitespace().collect();
+        fields.get(3) == Some(&"00010000") && fields.last().map(Path::new) == Some(socket)
+    };
+    sockets.lines().filter(is_one).count()
 }
 
 impl Drop for Daemon {
