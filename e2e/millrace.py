@@ -112,6 +112,19 @@ def children(pid):
             return found
 
 
+def waiting(pid):
+    """What the threads of a process and of its children wait for in the kernel, and how busy the machine is."""
+    lines = [f"load {pathlib.Path('/proc/loadavg').read_text().strip()}"]
+    for process in [pid, *children(pid)]:
+        for task in sorted(pathlib.Path(f"/proc/{process}/task").glob("*")):
+            with contextlib.suppress(OSError):
+                name, *kernel = [(task / file).read_text().strip() for file in ("comm", "stack")]
+                state = (task / "stat").read_text().rpartition(")")[2].split()[0]
+                calls = " < ".join(line.split()[-1].partition("+")[0] for line in kernel[0].splitlines()[:6])
+                lines.append(f"{process}/{task.name} {name} {state} {calls}")
+    return "\n".join(lines)
+
+
 def role(pid):
     """What a launcher has started a process for: to be its first node, a successor, or a spare; none before it is a node."""
     with contextlib.suppress(FileNotFoundError, ProcessLookupError):
@@ -154,8 +167,9 @@ class Server:
                         return self
             except OSError:
                 time.sleep(0.01)
+        waits = waiting(self.process.pid)
         self.stop()
-        raise AssertionError(f"not ready after 20 s: {self.said()}")
+        raise AssertionError(f"not ready after 20 s: {self.said()}\n{waits}")
 
     def __exit__(self, *_):
         if self.stop() == "killed":
