@@ -118,9 +118,9 @@ def waiting(pid):
     for process in [pid, *children(pid)]:
         for task in sorted(pathlib.Path(f"/proc/{process}/task").glob("*")):
             with contextlib.suppress(OSError):
-                name, *kernel = [(task / file).read_text().strip() for file in ("comm", "stack")]
+                name, kernel = [(task / file).read_text().strip() for file in ("comm", "stack")]
                 state = (task / "stat").read_text().rpartition(")")[2].split()[0]
-                calls = " < ".join(line.split()[-1].partition("+")[0] for line in kernel[0].splitlines()[:6])
+                calls = " < ".join(line.split()[-1].partition("+")[0] for line in kernel.splitlines()[:6])
                 lines.append(f"{process}/{task.name} {name} {state} {calls}")
     return "\n".join(lines)
 
