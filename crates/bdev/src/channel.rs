@@ -61,8 +61,8 @@ impl Channel {
             Device::Limit { over, .. } => {
                 Backend::Limit(Box::new(LimitChannel::new(Channel::new(over, core)?, core)))
             }
-            Device::Dirty { over, .. } => {
-                Backend::Dirty(Box::new(DirtyChannel::new(Channel::new(over, core)?)))
+            Device::Dirty { over, map, .. } => {
+                Backend::Dirty(Box::new(DirtyChannel::new(Channel::new(over, core)?, map, core)?))
             }
         };
         Ok(Channel {
@@ -248,7 +248,7 @@ impl Channel {
             Backend::Failing(failing) => failing.over.hold(keep),
             Backend::Delay(delay) => delay.over.hold(keep),
             Backend::Limit(limited) => limited.hold(keep),
-            Backend::Dirty(dirty) => dirty.over.hold(keep),
+            Backend::Dirty(dirty) => dirty.hold(keep),
             // Requests that complete immediately hold nothing.
             Backend::Null | Backend::Mem(_) => {}
         }

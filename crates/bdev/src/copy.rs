@@ -9,7 +9,8 @@
 //! 1. The device gets a layer that tracks writes ([`Bdev::tracked`]), and everybody uses that.
 //! 2. [`Copy::begin`] marks what the device has, and clears the target where the device has holes.
 //! 3. [`Copy::pass`] copies what is marked. While others write, granules are marked again, and it
-//!    is called again.
+//!    is called again. If the target is a device of this process, most writes can go there, too,
+//!    instead ([`Copy::mirror`], `layers::mirror`).
 //! 4. When nobody writes any more, one more pass makes both the same.
 //!
 //! Invariants: a granule is read only after its mark was taken, so that a later write is seen or
@@ -42,16 +43,16 @@ const LANES: usize = 8;
 /// The same, and their bytes, for a target that takes long to answer.
 const FAR_LANES: usize = 32;
 const FAR_PIECE_BYTES: u64 = 128 << 10;
-/// What is not marked and at most so long between marks is copied with them: another request would
-/// take longer. Not in the first pass, which has only holes there, nor for a far target, whose link
-/// counts bytes.
-const GAP_BYTES: u64 = 32 << 10;
 /// What the copies of a core may have in buffers together, as a part of its memory.
 const BUDGET_PART: usize = 4;
 /// Granules at which a lane, or a count of what is marked, looks before others get their turns.
 const LOOK_GRANULES: u64 = 128 << 10;
 /// How long a lane that is not used does not notice that it is again, in nanoseconds.
 const LOOK_NS: u64 = 20_000_000;
+/// What a pass without anything to copy takes, in nanoseconds.
+const NOTHING_NS: u64 = 100_000;
+/// How often it looks whether mirrored writes have ended, in nanoseconds.
+const MIRROR_LOOK_NS: u64 = 50_000;
 /// The device is asked for the extents of so many bytes, and so many extents, at once.
 const EXTENT_BYTES: u64 = 1 << 30;
 const EXTENTS: usize = 1024;
@@ -70,8 +71,8 @@ pub struct Copy {
     held_bytes: Cell<u64>,
     budget: Rc<Budget>,
     gentle: Cell<bool>,
-    /// Everything was copied once: what lies between two marks need not be a hole.
-    closes_gaps: Cell<bool>,
+    /// Writes are mirrored as long as there is no rate.
+    mirrors: Cell<bool>,
     /// When all that was ordered at the present rate is paid for.
     paid_ns: Cell<u64>,
     /// Bytes of pieces that wait for their turn.
@@ -104,7 +105,7 @@ impl Copy {
             held_bytes: Cell::new(0),
             budget: core.local(),
             gentle: Cell::new(false),
-            closes_gaps: Cell::new(false),
+            mirrors: Cell::new(false),
             paid_ns: Cell::new(0),
             waiting_bytes: Cell::new(0),
             bytes_per_second: Cell::new(0),
@@ -193,6 +194,28 @@ impl Copy {
         self.paid_ns.set(now_ns.saturating_add(cost_ns(owed_bytes, bytes_per_second)));
         self.changes.set(self.changes.get() + 1);
         self.changed.notify_all();
+        self.turn_mirror();
+    }
+
+    /// Mirrors writes from now on, where nothing is left to be copied, if the device was made for
+    /// that ([`Bdev::mirrored`]) and there is no limit; or does so no more. Not before
+    /// [`Copy::begin`] has ended, which would clear what was written.
+    pub fn mirror(&self, mirrors: bool) {
+        self.mirrors.set(mirrors);
+        self.turn_mirror();
+    }
+
+    fn turn_mirror(&self) {
+        if let Some(mirror) = self.map.mirror() {
+            mirror.turn(self.mirrors.get() && self.bytes_per_second.get() == 0);
+        }
+    }
+
+    /// Waits until no mirrored write is under way. While others write, that may never be.
+    pub async fn until_mirrored(&self) {
+        while self.map.mirror().is_some_and(|mirror| !mirror.is_idle()) {
+            self.core.sleep_ns(MIRROR_LOOK_NS).await;
+        }
     }
 
     /// Marks everything that is to be copied, and makes the target read as zeroes where the device
@@ -201,7 +224,6 @@ impl Copy {
     /// # Errors
     /// When the target fails.
     pub async fn begin(&self) -> Result<(), Error> {
-        self.closes_gaps.set(false);
         let device = self.source.device();
         let mut at = 0;
         while at < self.size_bytes {
@@ -224,7 +246,8 @@ impl Copy {
         Ok(())
     }
 
-    /// Copies what is marked. Returns the number of its bytes. Suspends.
+    /// Copies what is marked, except for granules that a mirrored write is under way to. Returns
+    /// the number of its bytes. Suspends.
     ///
     /// # Errors
     /// When one of the devices fails. What was marked may not be marked any more.
@@ -241,8 +264,12 @@ impl Copy {
         match failed.take() {
             Some(error) => Err(error),
             None => {
-                self.closes_gaps.set(!self.target.is_far());
-                Ok(self.copied_bytes.get() - before)
+                let copied = self.copied_bytes.get() - before;
+                if copied == 0 {
+                    // Mirrored writes get their turns before somebody looks again.
+                    self.core.sleep_ns(NOTHING_NS).await;
+                }
+                Ok(copied)
             }
         }
     }
@@ -272,12 +299,7 @@ impl Copy {
             let bytes = u64::from(taken.bits.count_ones()) * self.map.granule();
             self.known_left_bytes.set(self.known_left_bytes.get().saturating_sub(bytes));
             let granule = self.map.granule();
-            // What is between two marks and copied, too, is marked again if it changes meanwhile.
-            let bits = match self.closes_gaps.get() {
-                true => without_gaps(taken.bits, GAP_BYTES / granule),
-                false => taken.bits,
-            };
-            for (first, count) in runs(bits) {
+            for (first, count) in runs(taken.bits) {
                 let from = (taken.first + u64::from(first)) * granule;
                 let end = (from + u64::from(count) * granule).min(self.size_bytes);
                 if let Err(error) = self.range(from, end).await {
@@ -340,7 +362,7 @@ impl Copy {
     /// if that is not held by others, who had more when there were fewer.
     async fn hold(&self, len: u64) -> Held<'_> {
         let (budget, own) = (&self.budget, &self.held_bytes);
-        let most = (self.core.pool().limit() / BUDGET_PART) as u64;
+        let most = Budget::most(&self.core);
         let fits = || {
             let part = most / budget.copies.get().max(1);
             let then = own.get() + len;
@@ -349,7 +371,7 @@ impl Copy {
         };
         budget.changed.wait_until(fits).await;
         own.set(own.get() + len);
-        budget.held_bytes.set(budget.held_bytes.get() + len);
+        budget.take(len);
         Held { copy: self, len }
     }
 
@@ -369,12 +391,35 @@ impl Copy {
 
 /// What the copies of a core have in buffers together, also while their targets do not answer.
 #[derive(Default)]
-struct Budget {
+pub(crate) struct Budget {
     held_bytes: Cell<u64>,
     /// Passes under way.
     copies: Cell<u64>,
     /// Notified when there may be more room.
     changed: Event,
+}
+
+impl Budget {
+    /// What copies and mirrored writes may have together.
+    fn most(core: &Core) -> u64 {
+        (core.pool().limit() / BUDGET_PART) as u64
+    }
+
+    /// Whether a mirrored write may have these bytes, too.
+    pub fn has_room(&self, core: &Core, len: u64) -> bool {
+        self.held_bytes.get() + len <= Budget::most(core)
+    }
+
+    /// Counts the bytes of a buffer.
+    pub fn take(&self, len: u64) {
+        self.held_bytes.set(self.held_bytes.get() + len);
+    }
+
+    /// Counts them no more.
+    pub fn release(&self, len: u64) {
+        self.held_bytes.set(self.held_bytes.get() - len);
+        self.changed.notify_all();
+    }
 }
 
 /// A pass under way.
@@ -404,8 +449,7 @@ impl Drop for Held<'_> {
     fn drop(&mut self) {
         let Copy { budget, held_bytes, .. } = self.copy;
         held_bytes.set(held_bytes.get() - self.len);
-        budget.held_bytes.set(budget.held_bytes.get() - self.len);
-        budget.changed.notify_all();
+        budget.release(self.len);
     }
 }
 
@@ -592,6 +636,12 @@ impl CopyTarget for DeviceTarget {
     }
 }
 
+impl Drop for Copy {
+    fn drop(&mut self) {
+        self.mirror(false);
+    }
+}
+
 impl std::fmt::Debug for Copy {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "Copy({} bytes copied)", self.copied_bytes.get())
@@ -651,19 +701,6 @@ fn is_zero(bytes: &[u8]) -> bool {
     chunks.iter().all(|chunk| *chunk == [0; 64]) && rest.iter().all(|byte| *byte == 0)
 }
 
-/// The bits with ones for all gaps of at most `most` zeroes between ones.
-fn without_gaps(bits: u64, most: u64) -> u64 {
-    let most = most.min(u64::from(u64::BITS));
-    let mut wide = u128::from(bits);
-    for _ in 0..most {
-        wide |= wide << 1;
-    }
-    for _ in 0..most {
-        wide &= wide >> 1;
-    }
-    wide as u64
-}
-
 /// First bit and number of bits of each run of ones.
 fn runs(mut bits: u64) -> impl Iterator<Item = (u32, u32)> {
     std::iter::from_fn(move || {
@@ -689,17 +726,6 @@ mod tests {
         assert_eq!(all(u64::MAX), [(0, 64)]);
         assert_eq!(all(0b1101), [(0, 1), (2, 2)]);
         assert_eq!(all(1 << 63 | 1), [(0, 1), (63, 1)]);
-    }
-
-    #[test]
-    fn short_gaps_are_closed() {
-        assert_eq!(without_gaps(0b1_0010_0011, 0), 0b1_0010_0011);
-        assert_eq!(without_gaps(0b1_0010_0011, 2), 0b1_1110_0011);
-        assert_eq!(without_gaps(0b1_0010_0011, 3), 0b1_1111_1111);
-        assert_eq!(without_gaps(1 << 63 | 1, 61), 1 << 63 | 1);
-        assert_eq!(without_gaps(1 << 63 | 1, 62), u64::MAX);
-        assert_eq!(without_gaps(1 << 63, 1000), 1 << 63);
-        assert_eq!(without_gaps(0, 1000), 0);
     }
 
     #[test]

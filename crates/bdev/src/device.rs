@@ -289,6 +289,19 @@ impl Bdev {
         Ok(Bdev::new(geometry, Device::Dirty { over, map, named: false }))
     }
 
+    /// The same for a copy to `target`, as large, in this process: it can mirror writes
+    /// ([`Copy::mirror`](crate::Copy::mirror)). Suspends.
+    ///
+    /// # Errors
+    /// When there is no memory for the bitmap.
+    pub async fn mirrored(&self, core: &Core, granule: u64, target: &Bdev) -> Result<Bdev, Error> {
+        let geometry = self.geometry();
+        let mut map = DirtyMap::open(core, None, granule, geometry.size_bytes).await?;
+        map.set_mirror(target.clone());
+        let (over, map) = (self.clone(), Arc::new(map));
+        Ok(Bdev::new(geometry, Device::Dirty { over, map, named: false }))
+    }
+
     /// The device without the bitmaps of [`Bdev::tracked`]: the one that its URI names.
     pub fn untracked(&self) -> Bdev {
         match self.device() {

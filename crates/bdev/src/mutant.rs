@@ -11,6 +11,8 @@ pub enum Mutant {
     FlushCoversLater,
     /// A copy takes the marks of granules after it has copied them.
     TakesMarksAfterCopy,
+    /// A mirrored write that the target has refused counts as written there.
+    TrustsTheMirror,
 }
 
 loomable::mutants!(Mutant);

@@ -24,6 +24,9 @@ const MUTANTS: &[(&str, &str)] = &[
     ("marks.end_unfenced", "no_completed_write_is_missed"),
     ("marks.take_unfenced", "no_completed_write_is_missed"),
     ("marks.clear_first", "a_copier_may_die_at_any_instant"),
+    ("marks.claim_unfenced", "a_copy_and_a_mirrored_write_leave_the_same"),
+    ("marks.take_claimed", "a_copy_and_a_mirrored_write_leave_the_same"),
+    ("marks.claims_are_shared", "two_mirrored_writes_leave_the_same"),
     ("pages.mark_unfenced", "discarded_data_does_not_come_back"),
     ("pages.clear_unfenced", "discarded_data_does_not_come_back"),
 ];
@@ -31,18 +34,45 @@ const MUTANTS: &[(&str, &str)] = &[
 struct Disk {
     dirty: [loomable::AtomicU64; 1],
     taken: [loomable::AtomicU64; 1],
+    claimed: [loomable::AtomicU64; 1],
     data: Data,
+    /// The target of a copy with mirrored writes.
+    target: Data,
 }
 
 impl Disk {
     fn new(dirty: u64) -> Arc<Disk> {
         let word = loomable::AtomicU64::new;
-        Arc::new(Disk { dirty: [word(dirty)], taken: [word(0)], data: Data::new(0) })
+        let (dirty, taken, claimed) = ([word(dirty)], [word(0)], [word(0)]);
+        Arc::new(Disk { dirty, taken, claimed, data: Data::new(0), target: Data::new(9) })
     }
 
     fn marks(&self) -> Marks<'_> {
         // Loom's fences are the same.
-        Marks { dirty: &self.dirty, taken: &self.taken, light: false }
+        let Disk { dirty, taken, claimed, .. } = self;
+        Marks { dirty, taken, claimed, light: false }
+    }
+
+    /// A write that is mirrored if it can be.
+    fn mirror(&self, value: u64) {
+        if self.marks().claim(0, 0) {
+            self.data.store(value, Relaxed);
+            self.target.store(value, Relaxed);
+            self.marks().release(0, 0);
+        } else {
+            self.marks().begin(0, 0);
+            self.data.store(value, Relaxed);
+            self.marks().end(&[(0, 0)]);
+        }
+    }
+
+    /// Copies the granule to the target, if it is marked.
+    fn copy_to_target(&self) {
+        let bits = self.marks().take(0, || {});
+        if bits & 1 != 0 {
+            self.target.store(self.data.load(Relaxed), Relaxed);
+        }
+        self.marks().finish(0, bits);
     }
 
     /// Writes the data of the granule.
@@ -103,6 +133,39 @@ fn no_write_of_two_is_missed() {
         writer.join().unwrap();
         disk.copy(&mut copied);
         assert_eq!(copied, 1);
+    });
+}
+
+#[test]
+fn a_copy_and_a_mirrored_write_leave_the_same() {
+    prove("a_copy_and_a_mirrored_write_leave_the_same", None, || {
+        let disk = Disk::new(0);
+        let writer = {
+            let disk = disk.clone();
+            thread::spawn(move || disk.mirror(1))
+        };
+        // A write to another block of the granule.
+        disk.marks().begin(0, 0);
+        disk.copy_to_target();
+        writer.join().unwrap();
+        disk.copy_to_target();
+        assert_eq!(disk.data.load(Relaxed), 1);
+        assert_eq!(disk.target.load(Relaxed), 1);
+    });
+}
+
+#[test]
+fn two_mirrored_writes_leave_the_same() {
+    prove("two_mirrored_writes_leave_the_same", None, || {
+        let disk = Disk::new(0);
+        let other = {
+            let disk = disk.clone();
+            thread::spawn(move || disk.mirror(1))
+        };
+        disk.mirror(2);
+        other.join().unwrap();
+        disk.copy_to_target();
+        assert_eq!(disk.target.load(Relaxed), disk.data.load(Relaxed));
     });
 }
 

@@ -7,10 +7,12 @@ mod common;
 
 use bdev::Mutant;
 use common::{copied, power};
+use reactor::sim::{SimConfig, World};
 
 #[test]
 fn whatever_is_wrong_is_detected() {
     copy_takes_marks_late();
+    failure_of_the_mirror_is_ignored();
     for mutant in [Mutant::AcknowledgesEarly, Mutant::FlushCoversLater] {
         bdev::set_mutant(mutant);
         let caught = (0..200).find(|&seed| {
@@ -20,6 +22,16 @@ fn whatever_is_wrong_is_detected() {
         println!("{mutant:?}: detected by seed {caught:?}");
         assert!(caught.is_some(), "{mutant:?} was not detected");
     }
+}
+
+fn failure_of_the_mirror_is_ignored() {
+    bdev::set_mutant(Mutant::TrustsTheMirror);
+    let run = || {
+        World::new(1, 1, SimConfig::default())
+            .run(|core| async move { copied::with_failures(&core).await })
+            .unwrap();
+    };
+    assert!(std::panic::catch_unwind(run).is_err());
 }
 
 /// One test runs after the other, because the mutant is the process's.

@@ -13,17 +13,24 @@
 //!
 //! If the bitmap's file is truncated, the bitmap is lost ([`DirtyMap::is_lost`]); the device
 //! continues to work.
+//!
+//! A bitmap for a copy to another device of this process can mirror writes (`mirror.rs`).
 
+use std::any::Any;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::path::Path;
+use std::rc::Rc;
+use std::sync::Arc;
 
 use reactor::{Core, Guard, Mode, Opening};
 
 use crate::channel::Channel;
+use crate::device::Bdev;
 use crate::error::{Error, ErrorKind};
 use crate::io::{Done, Io, Kind, QUEUE_DEPTH, Status};
 use crate::layers::marks::Marks;
+use crate::layers::mirror::{Mirror, MirrorChannel, Mirrored};
 use loomable::{AtomicBool, AtomicU64, Ordering};
 
 const PAGE: u64 = 4096;
@@ -63,6 +70,7 @@ pub struct DirtyMap {
     light: bool,
     /// The barrier has failed, which the kernel excludes.
     broken: AtomicBool,
+    mirror: Option<Mirror>,
 }
 
 /// Marks taken for up to 64 granules: bit `n` stands for the granule `first + n`.
@@ -263,6 +271,7 @@ impl DirtyMap {
             has_barrier: register_barrier(),
             light: false,
             broken: AtomicBool::new(false),
+            mirror: None,
         };
         let header = |at: usize| map.number(at);
         if header(at::MAGIC) != MAGIC {
@@ -306,7 +315,34 @@ impl DirtyMap {
             // accesses to it are atomic.
             unsafe { std::slice::from_raw_parts(first, self.words as usize) }
         };
-        Marks { dirty: row(PAGE), taken: row(PAGE + self.row_bytes), light: self.light }
+        Marks {
+            dirty: row(PAGE),
+            taken: row(PAGE + self.row_bytes),
+            claimed: self.mirror.as_ref().map_or(&[], |mirror| mirror.claimed()),
+            light: self.light,
+        }
+    }
+
+    /// Prepares to mirror writes to the target of a copy, of this size.
+    pub(crate) fn set_mirror(&mut self, target: Bdev) {
+        let granules = target.size_bytes().div_ceil(self.granule);
+        self.mirror = Some(Mirror::new(target, granules));
+    }
+
+    pub(crate) fn mirror(&self) -> Option<&Mirror> {
+        self.mirror.as_ref()
+    }
+
+    /// Claims the granules of a range that is not empty for a mirrored write: [`Marks::claim`].
+    pub(crate) fn claim(&self, offset: u64, len: u64) -> bool {
+        let (first, last) = self.granules(offset, len);
+        self.marks().claim(first, last)
+    }
+
+    /// Ends that.
+    pub(crate) fn release(&self, offset: u64, len: u64) {
+        let (first, last) = self.granules(offset, len);
+        self.marks().release(first, last);
     }
 
     /// The granules of a range that lies in the device and is not empty.
@@ -422,6 +458,9 @@ async fn boot_id(core: &Core) -> [u64; 2] {
 /// One core's channel through the layer.
 pub(crate) struct DirtyChannel {
     pub over: Channel,
+    mirror: Option<Box<MirrorChannel>>,
+    /// The owner of the memory of requests from now on.
+    keep: Option<Rc<dyn Any>>,
     slots: Vec<Slot>,
     free: Vec<u32>,
     /// What was written, first and last granule, by requests that have completed since the last
@@ -439,20 +478,28 @@ struct Slot {
 }
 
 impl DirtyChannel {
-    pub fn new(over: Channel) -> DirtyChannel {
-        DirtyChannel {
+    pub fn new(over: Channel, map: &DirtyMap, core: &Core) -> Result<DirtyChannel, Error> {
+        let mirror = map.mirror().map(|mirror| MirrorChannel::new(mirror, core)).transpose()?;
+        Ok(DirtyChannel {
             over,
+            mirror: mirror.map(Box::new),
+            keep: None,
             slots: vec![Slot { tag: 0, writes: None }; QUEUE_DEPTH],
             free: (0..QUEUE_DEPTH as u32).rev().collect(),
             written: Vec::with_capacity(QUEUE_DEPTH),
             batch: Vec::with_capacity(QUEUE_DEPTH),
-        }
+        })
+    }
+
+    pub fn hold(&mut self, keep: Rc<dyn Any>) {
+        self.keep = Some(keep.clone());
+        self.over.hold(keep);
     }
 
     /// # Safety
     /// As for [`Channel::submit`], and the channel above has found nothing wrong with the request.
     #[inline]
-    pub unsafe fn submit(&mut self, map: &DirtyMap, io: &Io<'_>, done: &mut Vec<Done>) {
+    pub unsafe fn submit(&mut self, map: &Arc<DirtyMap>, io: &Io<'_>, done: &mut Vec<Done>) {
         if let Kind::Read | Kind::Flush = io.kind {
             // SAFETY: by this function's contract. Both channels are as large.
             return match unsafe { self.over.perform(io) } {
@@ -460,6 +507,12 @@ impl DirtyChannel {
                 // SAFETY: by this function's contract.
                 None => unsafe { self.begin(None, io, done) },
             };
+        }
+        if let Some(mirror) = &self.mirror
+            // SAFETY: by this function's contract.
+            && let Some(write) = unsafe { mirror.begin(map, io) }
+        {
+            return self.submit_mirrored(write, io, done);
         }
         let (first, last) = map.granules(io.offset, io.len);
         map.marks().begin(first, last);
@@ -477,6 +530,30 @@ impl DirtyChannel {
         }
     }
 
+    /// Submits a write that goes to the target, too, after this device.
+    #[inline(never)]
+    fn submit_mirrored(&mut self, write: Mirrored, io: &Io<'_>, done: &mut Vec<Done>) {
+        let Some(mirror) = &mut self.mirror else { return };
+        let segments = [write.segment()];
+        let copied = Io { segments: &segments, ..*io };
+        // SAFETY: the segment is the memory of a buffer that `write` owns, as long as the request,
+        // whose range the channel above has checked. Both channels are as large.
+        if let Some(status) = unsafe { self.over.perform(&copied) } {
+            done.push(Done { tag: io.tag, status });
+            return mirror.go_on(write, status);
+        }
+        self.over.hold(write.owner());
+        match self.free.last() {
+            Some(&slot) => mirror.put(slot, write),
+            // `begin` says so.
+            None => drop(write),
+        }
+        // SAFETY: as above. The buffer stays with its owner, which the channel below holds, until
+        // the request has completed: only `go_on` takes it out.
+        unsafe { self.begin(None, &copied, done) };
+        self.over.hold(self.keep.clone().unwrap_or_else(|| Rc::new(())));
+    }
+
     /// Submits a request that does not complete at once.
     ///
     /// # Safety
@@ -490,6 +567,7 @@ impl DirtyChannel {
         // SAFETY: by this function's contract.
         if unsafe { self.over.submit(&Io { tag: slot.into(), ..*io }) }.is_err() {
             self.free.push(slot);
+            drop(self.mirror.as_mut().and_then(|mirror| mirror.take(slot)));
             done.push(full);
         }
     }
@@ -501,6 +579,11 @@ impl DirtyChannel {
             for Done { tag, status } in self.batch.drain(..) {
                 let Slot { tag: own, writes } = self.slots[tag as usize];
                 self.written.extend(writes);
+                if let Some(mirror) = &mut self.mirror
+                    && let Some(write) = mirror.take(tag as u32)
+                {
+                    mirror.go_on(write, status);
+                }
                 self.free.push(tag as u32);
                 done.push(Done { tag: own, status });
             }

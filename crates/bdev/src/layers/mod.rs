@@ -12,3 +12,4 @@ pub(crate) mod dirty;
 pub(crate) mod failing;
 pub(crate) mod limit;
 pub(crate) mod marks;
+pub(crate) mod mirror;

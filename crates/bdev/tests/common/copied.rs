@@ -70,8 +70,8 @@ pub async fn open_when_free(core: &Core, uri: &str) -> Bdev {
     }
 }
 
-/// Copies one device to the other.
-pub async fn copied(core: &Core, source: &str, target: &str) {
+/// Copies one device to the other, with mirrored writes or without.
+pub async fn copied(core: &Core, source: &str, target: &str, mirrors: bool) {
     let (source, target) = (open_when_free(core, source).await, open_when_free(core, target).await);
     let (from, to) =
         (TaskChannel::new(&source, core).unwrap(), TaskChannel::new(&target, core).unwrap());
@@ -85,7 +85,10 @@ pub async fn copied(core: &Core, source: &str, target: &str) {
             fill(core, &to, offset, len, 0xEE).await;
         }
     }
-    let tracked = source.tracked(core, BLOCK).await.unwrap();
+    let tracked = match mirrors {
+        true => source.mirrored(core, BLOCK, &target).await.unwrap(),
+        false => source.tracked(core, BLOCK).await.unwrap(),
+    };
     let copy = Copy::new(core, &tracked, target_of(core, &target)).unwrap();
     let stop = Rc::new(Cell::new(false));
     let writers = (0..WRITERS)
@@ -93,15 +96,18 @@ pub async fn copied(core: &Core, source: &str, target: &str) {
     let writers: Vec<_> = writers.collect();
     copy.begin().await.unwrap();
     assert!(copy.left_bytes() > 0);
+    copy.mirror(mirrors);
     for nth in 0..4 {
         copy.be_gentle(nth % 2 == 1);
-        assert!(copy.pass().await.unwrap() > 0);
+        let bytes = copy.pass().await.unwrap();
+        assert!(bytes > 0 || mirrors);
         core.sleep_ns(below(core, 1_000_000)).await;
     }
     stop.set(true);
     for writer in writers {
         writer.await;
     }
+    copy.until_mirrored().await;
     while copy.left_bytes() > 0 {
         copy.pass().await.unwrap();
     }
@@ -114,7 +120,26 @@ pub async fn copied(core: &Core, source: &str, target: &str) {
 pub fn simulated(seed: u64) {
     let run = World::new(seed, 1, SimConfig::default()).run(|core| async move {
         let uri = "delay:all=5us..400us|mem:2M";
-        copied(&core, uri, uri).await;
+        copied(&core, uri, uri, seed % 2 == 1).await;
     });
     run.unwrap();
+}
+
+/// Writes are mirrored to a target that fails each second one of them.
+pub async fn with_failures(core: &Core) {
+    let source = open_when_free(core, "mem:2M").await;
+    let target = open_when_free(core, "error:kind=write&every=2|mem:2M").await;
+    let tracked = source.mirrored(core, BLOCK, &target).await.unwrap();
+    let channel = TaskChannel::new(&tracked, core).unwrap();
+    let copy = Copy::new(core, &tracked, target_of(core, &target)).unwrap();
+    copy.mirror(true);
+    for block in 0..2 {
+        fill(core, &channel, block * BLOCK, BLOCK, 1 + block as u8).await;
+        copy.until_mirrored().await;
+    }
+    // The other one is copied, which is the first write of that channel.
+    while copy.left_bytes() > 0 {
+        assert_eq!(copy.pass().await.unwrap(), BLOCK);
+    }
+    assert!(all(core, &source).await == all(core, &target).await, "the copy differs");
 }

@@ -38,8 +38,10 @@ fn files_and_memory_are_copied_to_each_other() {
     for place in PLACES.into_iter().filter(|place| place.available()) {
         place.run("copy", 2 << 20, |core, path| async move {
             let file = format!("file:{}", path.display());
-            copied::copied(&core, "mem:2M", &file).await;
-            copied::copied(&core, &file, "mem:2M").await;
+            for mirrors in [false, true] {
+                copied::copied(&core, "mem:2M", &file, mirrors).await;
+                copied::copied(&core, &file, "mem:2M", mirrors).await;
+            }
         });
     }
 }
@@ -95,28 +97,51 @@ fn a_target_that_fails_ends_the_copy() {
 }
 
 #[test]
-fn short_gaps_are_copied_along_once_they_may_be_data() {
-    Place::Sim.run("gaps", 512, |core, _| async move {
+fn mirrored_writes_need_no_copy() {
+    Place::Sim.run("mirrored", 512, |core, _| async move {
         let source = Bdev::open(&core, "mem:1M").await.unwrap();
-        let target = Bdev::open(&core, "mem:1M").await.unwrap();
-        let tracked = source.tracked(&core, 4096).await.unwrap();
+        let target = Bdev::open(&core, "delay:write=1ms|mem:1M").await.unwrap();
+        let tracked = source.mirrored(&core, 8192, &target).await.unwrap();
         let channel = TaskChannel::new(&tracked, &core).unwrap();
-        let copy = Copy::new(&core, &tracked, target_of(&core, &target)).unwrap();
-        // Blocks of which the copy has not heard: 2 lies in a short gap, 12 in a long one.
-        let untold = TaskChannel::new(&source, &core).unwrap();
-        for block in [2, 12] {
-            write(&core, &untold, block * 4096, 4096).await;
-        }
         let copied = TaskChannel::new(&target, &core).unwrap();
-        for short_gap in [0, 7] {
-            for block in [1, 4, 21] {
-                write(&core, &channel, block * 4096, 4096).await;
-            }
-            assert_eq!(copy.pass().await.unwrap(), 3 * 4096);
-            assert_eq!(first_byte(&core, &copied, 2 * 4096).await, short_gap);
-            assert_eq!(first_byte(&core, &copied, 12 * 4096).await, 0);
+        let copy = Copy::new(&core, &tracked, target_of(&core, &target)).unwrap();
+        copy.begin().await.unwrap();
+        let at = |block: u64| block * 4096;
+        // Not yet.
+        write(&core, &channel, at(0), 4096).await;
+        assert_eq!(copy.left_bytes(), 8192);
+        // Nobody waits for the target. The first granule is marked, so it has to be copied.
+        copy.mirror(true);
+        let began_ns = core.now_ns();
+        for block in [0, 3, 20, 21] {
+            write(&core, &channel, at(block), 4096).await;
+        }
+        write(&core, &channel, at(40), 65536).await;
+        assert!(core.now_ns() - began_ns < 1_000_000);
+        assert_eq!(first_byte(&core, &copied, at(20)).await, 0);
+        // Block 21 lies in the granule of block 20, which was under way.
+        assert_eq!(copy.left_bytes(), 2 * 8192);
+        assert_eq!(copy.pass().await.unwrap(), 8192);
+        copy.until_mirrored().await;
+        assert_eq!(copy.pass().await.unwrap(), 8192);
+        for block in [0, 3, 20, 21, 40, 55] {
+            assert_eq!(first_byte(&core, &copied, at(block)).await, 7, "block {block}");
+        }
+        // With a rate they are marked, and when the copy ends.
+        for ends in [false, true] {
+            copy.limit(if ends { 0 } else { 1 << 30 });
+            copy.mirror(!ends);
+            write(&core, &channel, at(80), 4096).await;
+            assert_eq!(copy.left_bytes(), 8192);
+            copy.limit(0);
+            assert_eq!(copy.pass().await.unwrap(), 8192);
         }
     });
+}
+
+#[test]
+fn what_cannot_be_mirrored_is_copied() {
+    Place::Sim.run("unmirrored", 512, |core, _| async move { copied::with_failures(&core).await });
 }
 
 /// Another node that does not answer for now.

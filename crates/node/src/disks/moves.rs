@@ -671,6 +671,9 @@ impl Disks {
         let moved = self.carry_out(core, name, &goal, target, moving).await;
         target.limit_writes(0);
         moving.writes_limit.set(0);
+        if moved.is_err() {
+            self.end_mirror(core, moving).await;
+        }
         let (disk, uri) = (name.to_owned(), moving.uri.clone());
         if let (Err(Stop::Left), Goal::Node(sending)) = (&moved, &goal) {
             self.note_migration(name, sending, target.front_end()).await;
@@ -748,6 +751,15 @@ impl Disks {
         self.changed.notify_all();
     }
 
+    /// Ends what is under way to the new device, but does not wait for ever for it.
+    async fn end_mirror(&self, core: &Core, moving: &Move) {
+        let copy = moving.copy.borrow().clone();
+        if let Some(copy) = copy {
+            copy.mirror(false);
+            let _ = timeout(core, QUIESCE_NS, copy.until_mirrored()).await;
+        }
+    }
+
     /// Lets the disk use its old device without the bitmap. If that is not possible, it keeps the
     /// bitmap, which does no harm.
     async fn go_back(&self, core: &Core, name: &str, target: &Target, moving: &Move, old: &Bdev) {
@@ -816,10 +828,14 @@ impl Disks {
     ) -> Result<(), Stop> {
         let old = target.device().untracked();
         let granule = granule(old.size_bytes());
-        let tracked = old.tracked(core, granule).await?;
-        let to: Box<dyn CopyTarget> = match goal {
-            Goal::Device(_, device) => Box::new(DeviceTarget::new(core, device)?),
-            Goal::Node(sending) => Box::new(sending.sender.clone()),
+        let (tracked, to): (_, Box<dyn CopyTarget>) = match goal {
+            Goal::Device(_, device) => {
+                let mirrored = old.mirrored(core, granule, device).await?;
+                (mirrored, Box::new(DeviceTarget::new(core, device)?))
+            }
+            Goal::Node(sending) => {
+                (old.tracked(core, granule).await?, Box::new(sending.sender.clone()))
+            }
         };
         let copy = Rc::new(Copy::new(core, &tracked, to)?);
         let mut tries = 1;
@@ -844,6 +860,7 @@ impl Disks {
         moving.copy.replace(Some(copy.clone()));
         self.share_rate();
         unless_stopped(moving, copy.begin()).await?;
+        copy.mirror(true);
         moving.total_bytes.set(copy.count_left_bytes().await);
         // Others use the disk: leave them room, unless that takes too long.
         let (mut may_be_gentle, mut before) = (true, u64::MAX);
@@ -1043,6 +1060,11 @@ impl Disks {
             };
             copy.be_gentle(false);
             self.lift_rate(moving, true);
+            if !mutant::is(Mutant::SwitchesBeforeTheLastBlock)
+                && timeout(core, QUIESCE_NS, copy.until_mirrored()).await.is_err()
+            {
+                return Err(system(format!("disk {}: its new device takes too long", spec.name)));
+            }
             // Requests that wait for a limit begin at the latest now, however long each is.
             let put_off = moving.put_off.get();
             let rest = moving.rest_bytes.get();

@@ -59,7 +59,7 @@ enum Step {
 }
 
 /// A buffer that the operation in flight holds as well, with the owner of the request's memory.
-/// Only the kernel and `copy` touch its bytes.
+/// Only the kernel and `copy_segments` touch its bytes.
 #[derive(Clone)]
 struct Bounce {
     ptr: *mut u8,
@@ -143,7 +143,7 @@ impl FileChannel {
                 if let Step::Write = job.step {
                     // SAFETY: the request is a write whose tag has not come back, so its segments
                     // are valid for reads. The buffer holds a piece and nothing else uses it now.
-                    unsafe { copy(&job.segments, job.at, bounce.ptr, len, false) };
+                    unsafe { copy_segments(&job.segments, job.at, bounce.ptr, len, false) };
                 }
                 pieces[0] = libc::iovec { iov_base: bounce.ptr.cast(), iov_len: len };
                 let io = match job.step {
@@ -191,7 +191,7 @@ impl FileChannel {
                 if let Some(bounce) = &job.buffer {
                     // SAFETY: the request is a read whose tag has not come back, so its segments
                     // are valid for writes. The read into the buffer is done.
-                    unsafe { copy(&job.segments, job.at, bounce.ptr, len, true) };
+                    unsafe { copy_segments(&job.segments, job.at, bounce.ptr, len, true) };
                 }
                 job.at += len as u64;
                 (job.at < job.len).then_some(Step::Read)
@@ -243,7 +243,13 @@ impl FileChannel {
 /// # Safety
 /// The buffer is valid for `len` bytes, the segments as the direction requires; they do not
 /// overlap.
-unsafe fn copy(segments: &[libc::iovec], skip: u64, buffer: *mut u8, len: usize, out: bool) {
+pub(crate) unsafe fn copy_segments(
+    segments: &[libc::iovec],
+    skip: u64,
+    buffer: *mut u8,
+    len: usize,
+    out: bool,
+) {
     let (mut skip, mut done) = (skip as usize, 0);
     for segment in segments {
         let from = skip.min(segment.iov_len);

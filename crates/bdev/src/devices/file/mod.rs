@@ -33,6 +33,7 @@ use crate::error::{Error, ErrorKind};
 use crate::geometry::{DISCARD_MAX, Geometry, SEGMENTS, ZEROES_MAX};
 use crate::uri::{Base, Engine, Lock};
 pub(crate) use channel::FileChannel;
+pub(crate) use job::copy_segments;
 
 /// An open file, shared by all cores.
 pub(crate) struct FileDevice {
