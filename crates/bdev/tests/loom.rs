@@ -38,19 +38,25 @@ struct Disk {
     data: Data,
     /// The target of a copy with mirrored writes.
     target: Data,
+    light: bool,
 }
 
 impl Disk {
     fn new(dirty: u64) -> Arc<Disk> {
+        Disk::with(dirty, false)
+    }
+
+    fn with(dirty: u64, light: bool) -> Arc<Disk> {
         let word = loomable::AtomicU64::new;
         let (dirty, taken, claimed) = ([word(dirty)], [word(0)], [word(0)]);
-        Arc::new(Disk { dirty, taken, claimed, data: Data::new(0), target: Data::new(9) })
+        let (data, target) = (Data::new(0), Data::new(9));
+        Arc::new(Disk { dirty, taken, claimed, data, target, light })
     }
 
     fn marks(&self) -> Marks<'_> {
         // Loom's fences are the same.
-        let Disk { dirty, taken, claimed, .. } = self;
-        Marks { dirty, taken, claimed, light: false }
+        let Disk { dirty, taken, claimed, light, .. } = self;
+        Marks { dirty, taken, claimed, light: *light }
     }
 
     /// A write that is mirrored if it can be.
@@ -94,79 +100,88 @@ impl Disk {
 
 #[test]
 fn no_completed_write_is_missed() {
-    prove("no_completed_write_is_missed", None, || {
-        let disk = Disk::new(0);
-        let writer = {
-            let disk = disk.clone();
-            thread::spawn(move || disk.write())
-        };
-        let mut copied = 0;
-        disk.copy(&mut copied);
-        // A neighbour in the same word.
-        disk.marks().begin(1, 1);
-        disk.copy(&mut copied);
-        writer.join().unwrap();
-        disk.copy(&mut copied);
-        assert_eq!(copied, 1);
-    });
+    for light in [false, true] {
+        prove("no_completed_write_is_missed", None, move || {
+            let disk = Disk::with(0, light);
+            let writer = {
+                let disk = disk.clone();
+                thread::spawn(move || disk.write())
+            };
+            let mut copied = 0;
+            disk.copy(&mut copied);
+            // A neighbour in the same word.
+            disk.marks().end(&[(1, 1)]);
+            disk.copy(&mut copied);
+            writer.join().unwrap();
+            disk.copy(&mut copied);
+            assert_eq!(copied, 1);
+        });
+    }
 }
 
 /// Of two writers to a granule, one may see the bit that the other has set.
 #[test]
 fn no_write_of_two_is_missed() {
-    prove("no_write_of_two_is_missed", None, || {
-        let disk = Disk::new(0);
-        let other = {
-            let disk = disk.clone();
-            thread::spawn(move || {
-                disk.marks().begin(0, 0);
-                disk.marks().end(&[(0, 0)]);
-            })
-        };
-        let writer = {
-            let disk = disk.clone();
-            thread::spawn(move || disk.write())
-        };
-        let mut copied = 0;
-        disk.copy(&mut copied);
-        other.join().unwrap();
-        writer.join().unwrap();
-        disk.copy(&mut copied);
-        assert_eq!(copied, 1);
-    });
+    for light in [false, true] {
+        prove("no_write_of_two_is_missed", None, move || {
+            let disk = Disk::with(0, light);
+            let other = {
+                let disk = disk.clone();
+                thread::spawn(move || {
+                    disk.marks().begin(0, 0);
+                    disk.marks().end(&[(0, 0)]);
+                })
+            };
+            let writer = {
+                let disk = disk.clone();
+                thread::spawn(move || disk.write())
+            };
+            let mut copied = 0;
+            disk.copy(&mut copied);
+            other.join().unwrap();
+            writer.join().unwrap();
+            disk.copy(&mut copied);
+            assert_eq!(copied, 1);
+        });
+    }
 }
 
 #[test]
 fn a_copy_and_a_mirrored_write_leave_the_same() {
-    prove("a_copy_and_a_mirrored_write_leave_the_same", None, || {
-        let disk = Disk::new(0);
-        let writer = {
-            let disk = disk.clone();
-            thread::spawn(move || disk.mirror(1))
-        };
-        // A write to another block of the granule.
-        disk.marks().begin(0, 0);
-        disk.copy_to_target();
-        writer.join().unwrap();
-        disk.copy_to_target();
-        assert_eq!(disk.data.load(Relaxed), 1);
-        assert_eq!(disk.target.load(Relaxed), 1);
-    });
+    for light in [false, true] {
+        prove("a_copy_and_a_mirrored_write_leave_the_same", None, move || {
+            let disk = Disk::with(0, light);
+            let writer = {
+                let disk = disk.clone();
+                thread::spawn(move || disk.mirror(1))
+            };
+            // A write to another block of the granule.
+            disk.marks().begin(0, 0);
+            disk.marks().end(&[(0, 0)]);
+            disk.copy_to_target();
+            writer.join().unwrap();
+            disk.copy_to_target();
+            assert_eq!(disk.data.load(Relaxed), 1);
+            assert_eq!(disk.target.load(Relaxed), 1);
+        });
+    }
 }
 
 #[test]
 fn two_mirrored_writes_leave_the_same() {
-    prove("two_mirrored_writes_leave_the_same", None, || {
-        let disk = Disk::new(0);
-        let other = {
-            let disk = disk.clone();
-            thread::spawn(move || disk.mirror(1))
-        };
-        disk.mirror(2);
-        other.join().unwrap();
-        disk.copy_to_target();
-        assert_eq!(disk.target.load(Relaxed), disk.data.load(Relaxed));
-    });
+    for light in [false, true] {
+        prove("two_mirrored_writes_leave_the_same", None, move || {
+            let disk = Disk::with(0, light);
+            let other = {
+                let disk = disk.clone();
+                thread::spawn(move || disk.mirror(1))
+            };
+            disk.mirror(2);
+            other.join().unwrap();
+            disk.copy_to_target();
+            assert_eq!(disk.target.load(Relaxed), disk.data.load(Relaxed));
+        });
+    }
 }
 
 #[test]

@@ -1,9 +1,10 @@
 //! `dirty:` tracks which parts of a device have been written, in a bitmap that other processes can
 //! map, for copying the device while it is in use.
 //!
-//! 1. A write, a discard or a write of zeroes marks its granules, then goes to the device. When it
-//!    has completed, with whatever status, it marks them again before the completion is reported:
-//!    all that have completed at once, together.
+//! 1. A write, a discard or a write of zeroes marks its granules, then goes to the device (an
+//!    unnamed bitmap, which ends with the process, needs no mark here). When it has completed, with
+//!    whatever status, it marks them again before the completion is reported: all that have
+//!    completed at once, together.
 //! 2. The copier takes marks ([`DirtyMap::take`]), reads their granules, and finishes them.
 //!    `marks.rs` says why neither side can miss a write.
 //!
@@ -66,7 +67,8 @@ pub struct DirtyMap {
     row_bytes: u64,
     /// A copier here has a barrier for the processors of all writers.
     has_barrier: bool,
-    /// Writers rely on that: no copier of another kind maps an unnamed bitmap.
+    /// Writers rely on that: no copier of another kind maps an unnamed bitmap, which ends with the
+    /// process.
     light: bool,
     /// The barrier has failed, which the kernel excludes.
     broken: AtomicBool,

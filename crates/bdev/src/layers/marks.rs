@@ -16,8 +16,9 @@
 //!   its completion is reported, and set if it is gone: taken with the old bytes. Both sides order
 //!   their two steps with a fence. So a writer that still sees the bit has written before the
 //!   copier reads.
-//! - *A writer may die at any instant.* Every granule that differs then was marked before it was
-//!   written. (Except if it was taken in between; see `docs/formats/dirty.md`.)
+//! - *A writer may die at any instant*, unless the rows end with it (`light`). Every granule that
+//!   differs then was marked before it was written. (Except if it was taken in between; see
+//!   `docs/formats/dirty.md`.)
 //! - *A copier may die at any instant.* A bit is in `taken` before it leaves `dirty`, and stays
 //!   there until the copy is done.
 //! - *A copy overwrites no mirrored write, nor does a mirrored write overwrite a later one.* Who
@@ -39,15 +40,16 @@ pub(crate) struct Marks<'a> {
     pub taken: &'a [AtomicU64],
     /// Empty if no writes are mirrored.
     pub claimed: &'a [AtomicU64],
-    /// Every copier has a barrier for all processors.
+    /// Every copier has a barrier for all processors, and the rows end with the process.
     pub light: bool,
 }
 
 impl Marks<'_> {
-    /// Marks the granules from `first` to `last` before they are written.
+    /// Marks the granules from `first` to `last` before they are written. Light rows need that not:
+    /// a copier finds the marks of [`Marks::end`], and nobody else is left when the writer dies.
     #[inline(always)]
     pub fn begin(&self, first: u64, last: u64) {
-        if !mutant("marks.no_begin") {
+        if !self.light && !mutant("marks.no_begin") {
             self.set(first, last);
         }
     }

@@ -2,7 +2,7 @@
 //! goes to the target of the copy, too, and need not be copied again.
 //!
 //! ```text
-//!   MirrorChannel::begin   copies the data, because the guest may change it, and claims the granules
+//!   MirrorChannel::begin   copies the data, which the guest may change, and claims the granules
 //!   [the device writes it] the request is reported as completed
 //!   MirrorChannel::go_on   [the target writes it], and the claim ends
 //! ```
