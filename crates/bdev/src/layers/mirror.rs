@@ -100,7 +100,7 @@ impl MirrorChannel {
     /// # Safety
     /// The segments of the request are valid, and as long as it if it is a write. No Rust reference
     /// to their memory exists. Others may change it meanwhile.
-    #[inline]
+    #[inline(never)]
     pub unsafe fn begin(&self, map: &Arc<DirtyMap>, io: &Io<'_>) -> Option<Mirrored> {
         let mirror = map.mirror()?;
         let is_fit = io.kind == Kind::Write && io.len <= WRITE_BYTES_MAX;
