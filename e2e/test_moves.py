@@ -200,13 +200,19 @@ def test_a_move_is_aborted_while_its_new_device_does_not_answer(node, tmp_path):
     assert operations(driven(tmp_path, "a", seconds=1, rw="randwrite", depth=1)) > 0
 
 
-def test_a_guest_that_writes_faster_than_its_disk_is_copied_is_slowed_down(node, tmp_path):
-    old, new = filled(tmp_path / "a.img"), tmp_path / "b.img"
+@pytest.mark.parametrize("slow", ["moves", "device"])
+def test_a_guest_that_writes_faster_than_its_disk_is_copied_is_slowed_down(node, tmp_path, slow):
+    old, new = filled(tmp_path / "a.img"), image(tmp_path / "b.img", SIZE >> 20)
     node.do("attach", spec(tmp_path, "a", f"file:{old}"))
-    node.do("move", "--limit", "16M")
+    to = f"file:{new}"
+    if slow == "moves":
+        node.do("move", "--limit", "16M")
+    else:
+        # Most writes go there, too.
+        to = f"limit:bytes=16M|{to}"
     process = driven(tmp_path, "a", seconds=60, rw="randwrite", depth=4)
     guest.wait_for("writes", lambda: node.disks("stat")["a"]["completions"] > 100)
-    said = move(node, "a", new, "--finish-when-ready")
+    said = node.do("move", "a", "--to", to, "--finish-when-ready")
     assert "has moved" in said
     process.kill()
     process.communicate()

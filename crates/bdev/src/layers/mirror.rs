@@ -33,10 +33,9 @@ use crate::mutant::{self, Mutant};
 use crate::task_channel::TaskChannel;
 use loomable::{AtomicBool, AtomicU64, Ordering};
 
-/// Mirrored writes under way in one channel. More would keep the guest waiting at the switch.
-const WRITES_MAX: u64 = 64;
-/// Longer writes are marked: they are copied about as fast.
-const WRITE_BYTES_MAX: u64 = 1 << 20;
+/// Bytes of mirrored writes that are under way to one target. The guest waits for them at the
+/// switch.
+const UNDER_WAY_BYTES_MAX: u64 = 1 << 20;
 
 /// Where the writes to a device are mirrored; see the module text.
 pub(crate) struct Mirror {
@@ -44,15 +43,15 @@ pub(crate) struct Mirror {
     /// The granules of writes that are under way to both devices: see `marks.rs`.
     claimed: Box<[AtomicU64]>,
     is_on: AtomicBool,
-    /// Mirrored writes that have not ended at both devices, of all cores.
-    under_way: AtomicU64,
+    /// Bytes of mirrored writes that have not ended at both devices, of all cores.
+    under_way_bytes: AtomicU64,
 }
 
 impl Mirror {
     pub fn new(target: Bdev, granules: u64) -> Mirror {
         let claimed = (0..granules.div_ceil(64)).map(|_| AtomicU64::new(0)).collect();
-        let (is_on, under_way) = (AtomicBool::new(false), AtomicU64::new(0));
-        Mirror { target, claimed, is_on, under_way }
+        let (is_on, under_way_bytes) = (AtomicBool::new(false), AtomicU64::new(0));
+        Mirror { target, claimed, is_on, under_way_bytes }
     }
 
     #[inline(always)]
@@ -68,7 +67,22 @@ impl Mirror {
     /// Whether no mirrored write is under way.
     pub fn is_idle(&self) -> bool {
         // Acquire: what they have marked is seen.
-        self.under_way.load(Ordering::Acquire) == 0
+        self.under_way_bytes.load(Ordering::Acquire) == 0
+    }
+
+    /// Counts the bytes of a write, if so many more may be under way.
+    fn admit(&self, len: u64) -> bool {
+        let before = self.under_way_bytes.fetch_add(len, Ordering::AcqRel);
+        let is_admitted = before.saturating_add(len) <= UNDER_WAY_BYTES_MAX;
+        if !is_admitted {
+            self.end(len);
+        }
+        is_admitted
+    }
+
+    fn end(&self, len: u64) {
+        // Release: who finds nothing under way sees the marks.
+        self.under_way_bytes.fetch_sub(len, Ordering::Release);
     }
 }
 
@@ -77,8 +91,6 @@ pub(crate) struct MirrorChannel {
     core: Core,
     target: Rc<TaskChannel>,
     budget: Rc<Budget>,
-    /// The number of mirrored writes under way in this channel.
-    own: Rc<Cell<u64>>,
     /// Writes that the device has not completed, by their slots there.
     writes: Vec<Option<Mirrored>>,
 }
@@ -88,7 +100,6 @@ impl MirrorChannel {
         Ok(MirrorChannel {
             core: core.clone(),
             target: Rc::new(TaskChannel::new(&mirror.target, core)?),
-            own: Rc::default(),
             budget: core.local(),
             writes: (0..QUEUE_DEPTH).map(|_| None).collect(),
         })
@@ -103,31 +114,33 @@ impl MirrorChannel {
     #[inline(never)]
     pub unsafe fn begin(&self, map: &Arc<DirtyMap>, io: &Io<'_>) -> Option<Mirrored> {
         let mirror = map.mirror()?;
-        let is_fit = io.kind == Kind::Write && io.len <= WRITE_BYTES_MAX;
-        if !is_fit
-            || self.own.get() >= WRITES_MAX
-            || !mirror.is_on.load(Ordering::Acquire)
-            || !self.budget.has_room(&self.core, io.len)
+        if io.kind != Kind::Write || !mirror.is_on.load(Ordering::Acquire) || !mirror.admit(io.len)
         {
             return None;
         }
-        let len = io.len as usize;
-        let mut buf = self.core.pool().alloc_reclaiming(len)?;
-        if !map.claim(io.offset, io.len) {
+        let Some(mut buf) = self.claim(map, io) else {
+            mirror.end(io.len);
             return None;
-        }
+        };
+        let len = io.len as usize;
         // SAFETY: the buffer has `len` bytes, the segments are valid and as long by this function's
         // contract, and nothing else has the buffer.
         unsafe { copy_segments(io.segments, 0, buf.as_mut_ptr(), len, false) };
-        mirror.under_way.fetch_add(1, Ordering::AcqRel);
         self.budget.take(io.len);
-        self.own.set(self.own.get() + 1);
-        let own = self.own.clone();
         let (map, budget) = (map.clone(), self.budget.clone());
         let segment = libc::iovec { iov_base: buf.as_mut_ptr().cast(), iov_len: len };
         let owner = Rc::new(Cell::new(Some(buf)));
         let (offset, len) = (io.offset, io.len);
-        Some(Mirrored { map, budget, own, offset, len, segment, owner, is_same: false })
+        Some(Mirrored { map, budget, offset, len, segment, owner, is_same: false })
+    }
+
+    /// A buffer for a write, whose granules are claimed then.
+    fn claim(&self, map: &DirtyMap, io: &Io<'_>) -> Option<Buf> {
+        if !self.budget.has_room(&self.core, io.len) {
+            return None;
+        }
+        let buf = self.core.pool().alloc_reclaiming(io.len as usize)?;
+        map.claim(io.offset, io.len).then_some(buf)
     }
 
     /// Keeps a write until the device has completed it.
@@ -153,7 +166,6 @@ impl MirrorChannel {
 pub(crate) struct Mirrored {
     map: Arc<DirtyMap>,
     budget: Rc<Budget>,
-    own: Rc<Cell<u64>>,
     offset: u64,
     len: u64,
     /// The memory of the buffer.
@@ -187,10 +199,8 @@ impl Drop for Mirrored {
         }
         self.map.release(self.offset, self.len);
         if let Some(mirror) = self.map.mirror() {
-            // Release: who finds nothing under way sees the marks.
-            mirror.under_way.fetch_sub(1, Ordering::Release);
+            mirror.end(self.len);
         }
         self.budget.release(self.len);
-        self.own.set(self.own.get() - 1);
     }
 }
