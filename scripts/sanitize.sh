@@ -28,9 +28,11 @@ fi
 CARGO_TARGET_DIR=$(realpath -m "${SANITIZE_TARGET_DIR:-target/sanitize}")
 export CARGO_TARGET_DIR
 # `halt_on_error=0`: report all errors, and fail at the end by the exit code.
-export ASAN_OPTIONS="detect_leaks=1:detect_stack_use_after_return=1"
+# `handle_*=0`: a process that dies by a signal dies by it, as its tests expect.
+dies="handle_segv=0:handle_sigbus=0:handle_sigill=0:handle_sigfpe=0:handle_abort=0"
+export ASAN_OPTIONS="detect_leaks=1:detect_stack_use_after_return=1:$dies"
 # `die_after_fork=0`: a child of the C library's tests opens what its parent has open, and is refused.
-export TSAN_OPTIONS="suppressions=$PWD/scripts/tsan.supp:halt_on_error=0:second_deadlock_stack=1:die_after_fork=0"
+export TSAN_OPTIONS="suppressions=$PWD/scripts/tsan.supp:halt_on_error=0:second_deadlock_stack=1:die_after_fork=0:$dies"
 
 # Sets `link`, the linker's arguments that put the functions of tsan_std.c before those of std.
 wrap_std() {
