@@ -54,12 +54,13 @@ def test_one_machine_at_a_time_uses_the_image(nodes, tmp_path):
 
 def test_a_killed_node_is_followed_by_one_with_the_lock(nodes, tmp_path):
     one, _ = nodes
-    process = driven(tmp_path, "a", seconds=6, rw="randwrite")
+    process = driven(tmp_path, "a", seconds=600, rw="randwrite")
     guest.wait_for("the machine", lambda: one.disks("stat")["a"]["completions"] > 0)
     for _ in range(3):
         kill_and_wait(one)
         guest.wait_for("the machine", lambda: one.disks("stat")["a"]["completions"] > 0)
         assert is_locked(tmp_path)
+    process.send_signal(signal.SIGINT)
     assert operations(process) > 0
     guest.wait_for("the end", lambda: not is_locked(tmp_path))
 
