@@ -35,7 +35,7 @@ use crate::write::conflict::{self, GroupKeys};
 use crate::write::ingest::{self, Ingesting};
 use crate::write::job;
 use crate::write::live_files::Listed;
-use crate::write::retry::Task;
+use crate::write::retry::{self, Task};
 use crate::write::state::{Generation, Pending, Request, WriteState};
 use crate::write::wal_writer::{EmptyLog, NewLog, NotCreated, WalWriter};
 
@@ -646,7 +646,7 @@ impl Commit<'_> {
             return match state.holds_writes() {
                 _ if !error.is_transient() => Err(error),
                 true => Err(unknown_clearing(&error)),
-                false => Err(Error::new(Kind::Full, error.to_string())),
+                false => Err(retry::refused(&error)),
             };
         }
         state.cleared.borrow_mut().extend(ids.iter().map(|&id| (id, first_log)));

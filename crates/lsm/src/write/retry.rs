@@ -95,6 +95,15 @@ pub(crate) struct Retries {
     last_error: RefCell<Option<Error>>,
 }
 
+/// The refusal of a change that could not be written and has no effect.
+pub(crate) fn refused(error: &Error) -> Error {
+    let text = match error.kind() {
+        Kind::Full => format!("the disk is full: {error}"),
+        _ => error.to_string(),
+    };
+    Error::new(Kind::Full, text)
+}
+
 impl Retries {
     /// The error of a task that cannot make progress.
     pub fn error(&self, task: Task) -> Option<Error> {
@@ -108,7 +117,7 @@ impl Retries {
             || TASKS.into_iter().filter_map(|task| Some((task, errors[task as usize].as_ref()?)));
         let full = all().find(|(_, error)| error.kind() == Kind::Full);
         match full.or_else(|| all().next()) {
-            Some((_, error)) if error.kind() == Kind::Full => format!("the disk is full: {error}"),
+            Some((_, error)) if error.kind() == Kind::Full => refused(error).to_string(),
             Some((task, error)) => format!("{}: {error}", task.cannot()),
             None => "a write before it has failed".to_owned(),
         }

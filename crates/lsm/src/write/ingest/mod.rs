@@ -38,6 +38,7 @@ use crate::write::bulk_load::{bottom_level, overlap};
 use crate::write::compaction::Reservation;
 use crate::write::ingest::examine::{examine, refuse_overlap};
 use crate::write::picker::Shape;
+use crate::write::retry;
 use crate::write::state::{Request, WriteState};
 use crate::write::writer::Writer;
 
@@ -293,7 +294,7 @@ pub(crate) async fn install(
         let error = match state.holds_writes() {
             _ if !error.is_transient() => return Err(error),
             true => unknown(&error),
-            false => Error::new(Kind::Full, error.to_string()),
+            false => retry::refused(&error),
         };
         return answer(ingesting, Err(error));
     }
