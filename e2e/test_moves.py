@@ -205,7 +205,7 @@ def test_a_move_is_aborted_while_its_new_device_does_not_answer(node, tmp_path):
 
 @pytest.mark.parametrize("slow", ["moves", "device"])
 def test_a_guest_that_writes_faster_than_its_disk_is_copied_is_slowed_down(node, tmp_path, slow):
-    old, new = filled(tmp_path / "a.img"), image(tmp_path / "b.img", SIZE >> 20)
+    old, new = filled(tmp_path / "a.img"), tmp_path / "b.img"
     node.do("attach", spec(tmp_path, "a", f"file:{old}"))
     to = f"file:{new}"
     if slow == "moves":

@@ -49,8 +49,6 @@ const BUDGET_PART: usize = 4;
 const LOOK_GRANULES: u64 = 128 << 10;
 /// How long a lane that is not used does not notice that it is again, in nanoseconds.
 const LOOK_NS: u64 = 20_000_000;
-/// What a pass without anything to copy takes, in nanoseconds.
-const NOTHING_NS: u64 = 100_000;
 /// How often it looks whether mirrored writes have ended, in nanoseconds.
 const MIRROR_LOOK_NS: u64 = 50_000;
 /// The device is asked for the extents of so many bytes, and so many extents, at once.
@@ -213,9 +211,14 @@ impl Copy {
 
     /// Waits until no mirrored write is under way. While others write, that may never be.
     pub async fn until_mirrored(&self) {
-        while self.map.mirror().is_some_and(|mirror| !mirror.is_idle()) {
+        while self.is_mirroring() {
             self.core.sleep_ns(MIRROR_LOOK_NS).await;
         }
+    }
+
+    /// Whether a mirrored write is under way.
+    fn is_mirroring(&self) -> bool {
+        self.map.mirror().is_some_and(|mirror| !mirror.is_idle())
     }
 
     /// Marks everything that is to be copied, and makes the target read as zeroes where the device
@@ -265,9 +268,9 @@ impl Copy {
             Some(error) => Err(error),
             None => {
                 let copied = self.copied_bytes.get() - before;
-                if copied == 0 {
-                    // Mirrored writes get their turns before somebody looks again.
-                    self.core.sleep_ns(NOTHING_NS).await;
+                if copied == 0 && self.is_mirroring() {
+                    // They get their turns before somebody looks again at what they have claimed.
+                    self.core.sleep_ns(MIRROR_LOOK_NS).await;
                 }
                 Ok(copied)
             }

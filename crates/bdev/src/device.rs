@@ -283,10 +283,8 @@ impl Bdev {
     /// # Errors
     /// When there is no memory for the bitmap.
     pub async fn tracked(&self, core: &Core, granule: u64) -> Result<Bdev, Error> {
-        let geometry = self.geometry();
-        let map = DirtyMap::open(core, None, granule, geometry.size_bytes).await?;
-        let (over, map) = (self.clone(), Arc::new(map));
-        Ok(Bdev::new(geometry, Device::Dirty { over, map, named: false }))
+        let map = DirtyMap::open(core, None, granule, self.size_bytes()).await?;
+        Ok(self.with_map(map))
     }
 
     /// The same for a copy to `target`, as large, in this process: it can mirror writes
@@ -295,11 +293,14 @@ impl Bdev {
     /// # Errors
     /// When there is no memory for the bitmap.
     pub async fn mirrored(&self, core: &Core, granule: u64, target: &Bdev) -> Result<Bdev, Error> {
-        let geometry = self.geometry();
-        let mut map = DirtyMap::open(core, None, granule, geometry.size_bytes).await?;
+        let mut map = DirtyMap::open(core, None, granule, self.size_bytes()).await?;
         map.set_mirror(target.clone());
+        Ok(self.with_map(map))
+    }
+
+    fn with_map(&self, map: DirtyMap) -> Bdev {
         let (over, map) = (self.clone(), Arc::new(map));
-        Ok(Bdev::new(geometry, Device::Dirty { over, map, named: false }))
+        Bdev::new(self.geometry(), Device::Dirty { over, map, named: false })
     }
 
     /// The device without the bitmaps of [`Bdev::tracked`]: the one that its URI names.

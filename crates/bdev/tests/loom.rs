@@ -42,11 +42,7 @@ struct Disk {
 }
 
 impl Disk {
-    fn new(dirty: u64) -> Arc<Disk> {
-        Disk::with(dirty, false)
-    }
-
-    fn with(dirty: u64, light: bool) -> Arc<Disk> {
+    fn new(dirty: u64, light: bool) -> Arc<Disk> {
         let word = loomable::AtomicU64::new;
         let (dirty, taken, claimed) = ([word(dirty)], [word(0)], [word(0)]);
         let (data, target) = (Data::new(0), Data::new(9));
@@ -66,9 +62,7 @@ impl Disk {
             self.target.store(value, Relaxed);
             self.marks().release(0, 0);
         } else {
-            self.marks().begin(0, 0);
-            self.data.store(value, Relaxed);
-            self.marks().end(&[(0, 0)]);
+            self.write(value);
         }
     }
 
@@ -82,9 +76,9 @@ impl Disk {
     }
 
     /// Writes the data of the granule.
-    fn write(&self) {
+    fn write(&self, value: u64) {
         self.marks().begin(0, 0);
-        self.data.store(1, Relaxed);
+        self.data.store(value, Relaxed);
         self.marks().end(&[(0, 0)]);
     }
 
@@ -98,90 +92,79 @@ impl Disk {
     }
 }
 
+/// Runs something on a thread of its own.
+fn beside(disk: &Arc<Disk>, run: impl FnOnce(&Disk) + 'static) -> thread::JoinHandle<()> {
+    let disk = disk.clone();
+    thread::spawn(move || run(&disk))
+}
+
+/// Proves a scenario that begins without marks, for both kinds of rows.
+fn prove_both(name: &str, scenario: fn(Arc<Disk>)) {
+    for light in [false, true] {
+        prove(name, None, move || scenario(Disk::new(0, light)));
+    }
+}
+
 #[test]
 fn no_completed_write_is_missed() {
-    for light in [false, true] {
-        prove("no_completed_write_is_missed", None, move || {
-            let disk = Disk::with(0, light);
-            let writer = {
-                let disk = disk.clone();
-                thread::spawn(move || disk.write())
-            };
-            let mut copied = 0;
-            disk.copy(&mut copied);
-            // A neighbour in the same word.
-            disk.marks().end(&[(1, 1)]);
-            disk.copy(&mut copied);
-            writer.join().unwrap();
-            disk.copy(&mut copied);
-            assert_eq!(copied, 1);
-        });
-    }
+    prove_both("no_completed_write_is_missed", |disk| {
+        let writer = beside(&disk, |disk| disk.write(1));
+        let mut copied = 0;
+        disk.copy(&mut copied);
+        // A neighbour in the same word.
+        match disk.light {
+            true => disk.marks().end(&[(1, 1)]),
+            false => disk.marks().begin(1, 1),
+        }
+        disk.copy(&mut copied);
+        writer.join().unwrap();
+        disk.copy(&mut copied);
+        assert_eq!(copied, 1);
+    });
 }
 
 /// Of two writers to a granule, one may see the bit that the other has set.
 #[test]
 fn no_write_of_two_is_missed() {
-    for light in [false, true] {
-        prove("no_write_of_two_is_missed", None, move || {
-            let disk = Disk::with(0, light);
-            let other = {
-                let disk = disk.clone();
-                thread::spawn(move || {
-                    disk.marks().begin(0, 0);
-                    disk.marks().end(&[(0, 0)]);
-                })
-            };
-            let writer = {
-                let disk = disk.clone();
-                thread::spawn(move || disk.write())
-            };
-            let mut copied = 0;
-            disk.copy(&mut copied);
-            other.join().unwrap();
-            writer.join().unwrap();
-            disk.copy(&mut copied);
-            assert_eq!(copied, 1);
+    prove_both("no_write_of_two_is_missed", |disk| {
+        let other = beside(&disk, |disk| {
+            disk.marks().begin(0, 0);
+            disk.marks().end(&[(0, 0)]);
         });
-    }
+        let writer = beside(&disk, |disk| disk.write(1));
+        let mut copied = 0;
+        disk.copy(&mut copied);
+        other.join().unwrap();
+        writer.join().unwrap();
+        disk.copy(&mut copied);
+        assert_eq!(copied, 1);
+    });
 }
 
 #[test]
 fn a_copy_and_a_mirrored_write_leave_the_same() {
-    for light in [false, true] {
-        prove("a_copy_and_a_mirrored_write_leave_the_same", None, move || {
-            let disk = Disk::with(0, light);
-            let writer = {
-                let disk = disk.clone();
-                thread::spawn(move || disk.mirror(1))
-            };
-            // A write to another block of the granule.
-            disk.marks().begin(0, 0);
-            disk.marks().end(&[(0, 0)]);
-            disk.copy_to_target();
-            writer.join().unwrap();
-            disk.copy_to_target();
-            assert_eq!(disk.data.load(Relaxed), 1);
-            assert_eq!(disk.target.load(Relaxed), 1);
-        });
-    }
+    prove_both("a_copy_and_a_mirrored_write_leave_the_same", |disk| {
+        let writer = beside(&disk, |disk| disk.mirror(1));
+        // A write to another block of the granule.
+        disk.marks().begin(0, 0);
+        disk.marks().end(&[(0, 0)]);
+        disk.copy_to_target();
+        writer.join().unwrap();
+        disk.copy_to_target();
+        assert_eq!(disk.data.load(Relaxed), 1);
+        assert_eq!(disk.target.load(Relaxed), 1);
+    });
 }
 
 #[test]
 fn two_mirrored_writes_leave_the_same() {
-    for light in [false, true] {
-        prove("two_mirrored_writes_leave_the_same", None, move || {
-            let disk = Disk::with(0, light);
-            let other = {
-                let disk = disk.clone();
-                thread::spawn(move || disk.mirror(1))
-            };
-            disk.mirror(2);
-            other.join().unwrap();
-            disk.copy_to_target();
-            assert_eq!(disk.target.load(Relaxed), disk.data.load(Relaxed));
-        });
-    }
+    prove_both("two_mirrored_writes_leave_the_same", |disk| {
+        let other = beside(&disk, |disk| disk.mirror(1));
+        disk.mirror(2);
+        other.join().unwrap();
+        disk.copy_to_target();
+        assert_eq!(disk.target.load(Relaxed), disk.data.load(Relaxed));
+    });
 }
 
 #[test]
@@ -211,17 +194,14 @@ fn discarded_data_does_not_come_back() {
 fn a_writer_may_die_at_any_instant() {
     for steps in 0..=3 {
         prove("a_writer_may_die_at_any_instant", None, move || {
-            let disk = Disk::new(0);
-            let writer = {
-                let disk = disk.clone();
-                thread::spawn(move || {
-                    let write: [&dyn Fn(); 3] =
-                        [&|| disk.marks().begin(0, 0), &|| disk.data.store(1, Relaxed), &|| {
-                            disk.marks().end(&[(0, 0)])
-                        }];
-                    write[..steps].iter().for_each(|step| step());
-                })
-            };
+            let disk = Disk::new(0, false);
+            let writer = beside(&disk, move |disk| {
+                let write: [&dyn Fn(); 3] =
+                    [&|| disk.marks().begin(0, 0), &|| disk.data.store(1, Relaxed), &|| {
+                        disk.marks().end(&[(0, 0)])
+                    }];
+                write[..steps].iter().for_each(|step| step());
+            });
             writer.join().unwrap();
             let mut copied = 0;
             disk.copy(&mut copied);
@@ -233,21 +213,15 @@ fn a_writer_may_die_at_any_instant() {
 #[test]
 fn a_copier_may_die_at_any_instant() {
     prove("a_copier_may_die_at_any_instant", None, || {
-        let disk = Disk::new(1);
-        let taker = {
-            let disk = disk.clone();
-            thread::spawn(move || _ = disk.marks().take(0, || {}))
-        };
+        let disk = Disk::new(1, false);
+        let taker = beside(&disk, |disk| _ = disk.marks().take(0, || {}));
         // A process that reads the rows after the taker has died finds the bit in one of them. (It
         // reads with an OR of zero, because loom does not try a plain load in every position.)
-        let looker = {
-            let disk = disk.clone();
-            thread::spawn(move || {
-                let dirty = disk.dirty[0].fetch_or(0, loomable::Ordering::AcqRel);
-                let unfinished = disk.taken[0].fetch_or(0, loomable::Ordering::AcqRel);
-                assert!(dirty == 1 || unfinished == 1);
-            })
-        };
+        let looker = beside(&disk, |disk| {
+            let dirty = disk.dirty[0].fetch_or(0, loomable::Ordering::AcqRel);
+            let unfinished = disk.taken[0].fetch_or(0, loomable::Ordering::AcqRel);
+            assert!(dirty == 1 || unfinished == 1);
+        });
         looker.join().unwrap();
         taker.join().unwrap();
         assert_eq!(disk.marks().unfinished(0), 1);

@@ -507,7 +507,7 @@ impl DirtyChannel {
             return match unsafe { self.over.perform(io) } {
                 Some(status) => done.push(Done { tag: io.tag, status }),
                 // SAFETY: by this function's contract.
-                None => unsafe { self.begin(None, io, done) },
+                None => drop(unsafe { self.begin(None, io, done) }),
             };
         }
         if let Some(mirror) = &self.mirror
@@ -521,7 +521,8 @@ impl DirtyChannel {
         // SAFETY: as above.
         let Some(status) = (unsafe { self.over.perform(io) }) else {
             // SAFETY: by this function's contract.
-            return unsafe { self.begin(Some((first, last)), io, done) };
+            unsafe { self.begin(Some((first, last)), io, done) };
+            return;
         };
         // The channel above returns it after its next poll of this one.
         done.push(Done { tag: io.tag, status });
@@ -545,33 +546,40 @@ impl DirtyChannel {
             return mirror.go_on(write, status);
         }
         self.over.hold(write.owner());
-        match self.free.last() {
-            Some(&slot) => mirror.put(slot, write),
-            // `begin` says so.
-            None => drop(write),
-        }
         // SAFETY: as above. The buffer stays with its owner, which the channel below holds, until
         // the request has completed: only `go_on` takes it out.
-        unsafe { self.begin(None, &copied, done) };
+        let slot = unsafe { self.begin(None, &copied, done) };
+        if let (Some(slot), Some(mirror)) = (slot, &mut self.mirror) {
+            mirror.put(slot, write);
+        }
         self.over.hold(self.keep.clone().unwrap_or_else(|| Rc::new(())));
     }
 
-    /// Submits a request that does not complete at once.
+    /// Submits a request that does not complete at once. Returns its slot, if it was submitted.
     ///
     /// # Safety
     /// As for [`DirtyChannel::submit`].
     #[inline(never)]
-    unsafe fn begin(&mut self, writes: Option<(u64, u64)>, io: &Io<'_>, done: &mut Vec<Done>) {
+    unsafe fn begin(
+        &mut self,
+        writes: Option<(u64, u64)>,
+        io: &Io<'_>,
+        done: &mut Vec<Done>,
+    ) -> Option<u32> {
         let full = Done { tag: io.tag, status: Status::IoError };
         // Unreachable, here and below: there are as many slots as the channel above takes requests.
-        let Some(slot) = self.free.pop() else { return done.push(full) };
+        let Some(slot) = self.free.pop() else {
+            done.push(full);
+            return None;
+        };
         self.slots[slot as usize] = Slot { tag: io.tag, writes };
         // SAFETY: by this function's contract.
         if unsafe { self.over.submit(&Io { tag: slot.into(), ..*io }) }.is_err() {
             self.free.push(slot);
-            drop(self.mirror.as_mut().and_then(|mirror| mirror.take(slot)));
             done.push(full);
+            return None;
         }
+        Some(slot)
     }
 
     #[inline]
